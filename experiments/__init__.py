@@ -1,0 +1,1 @@
+"""Which runs to make: presets as data, sweeps that train what is missing."""

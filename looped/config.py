@@ -1,0 +1,169 @@
+"""What a run is: frozen configurations, validated at construction, with a stable id hashed from their content."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Literal
+
+from looped.errors import UserError
+from looped.jsonable import to_json
+
+
+def _at_least(config: object, low: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value >= low):
+            raise UserError(f"{name} is {value}; it must be at least {low}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A looped transformer: prelude, recurrent block applied `recurrences` times, coda (paper, section 2).
+
+    `backprop_recurrences` = k backpropagates through the last k passes only; None is full backprop.  `injection` is a
+    registered name (see `looped.recurrence`) or `module:Class`.  An unlooped model is prelude 0, coda 0, r = 1, `passthrough`.
+    """
+
+    vocab_size: int = 256
+    sequence_length: int = 128
+    d_model: int = 64
+    n_heads: int = 2
+    n_kv_heads: int | None = None
+    prelude_layers: int = 1
+    recurrent_layers: int = 2
+    coda_layers: int = 1
+    recurrences: int = 2
+    backprop_recurrences: int | None = None
+    injection: str = "linear"
+    lanes: int | None = None
+    mlp_ratio: int = 4
+    rope_base: float = 10000.0
+    norm_epsilon: float = 1e-6
+    logit_cap: float = 15.0
+
+    def __post_init__(self):
+        _at_least(self, 1, "vocab_size", "sequence_length", "d_model", "n_heads", "n_kv_heads", "mlp_ratio")
+        _at_least(self, 1, "recurrent_layers", "recurrences", "backprop_recurrences")
+        _at_least(self, 0, "prelude_layers", "coda_layers", "norm_epsilon")
+        if self.d_model % (2 * self.n_heads):
+            raise UserError(
+                f"d_model is {self.d_model} and n_heads {self.n_heads}; rotary heads need d_model divisible by"
+                f" 2·n_heads, such as {2 * self.n_heads * max(1, round(self.d_model / (2 * self.n_heads)))}."
+            )
+        if self.n_heads % self.kv_heads:
+            raise UserError(f"n_kv_heads is {self.kv_heads}; it must divide n_heads {self.n_heads}.")
+        if self.backprop_recurrences is not None and self.backprop_recurrences > self.recurrences:
+            raise UserError(
+                f"backprop_recurrences is {self.backprop_recurrences}; it must not exceed recurrences {self.recurrences}"
+                " (leave it out for full backprop)."
+            )
+        from looped.recurrence import injection_class
+
+        injection_class(self.injection).validate(self)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding tables: the vocabulary padded to a multiple of 64."""
+        return -(-self.vocab_size // 64) * 64
+
+    @property
+    def k(self) -> int:
+        """Passes that are backpropagated through."""
+        return self.recurrences if self.backprop_recurrences is None else self.backprop_recurrences
+
+    @property
+    def truncated(self) -> bool:
+        return self.k < self.recurrences
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """MuonH on matrices, AdamW on the rest, and how their rates transfer over batch, tokens and width.
+
+    Rates are those at the reference point: `reference_batch_tokens` tokens a step, `reference_tokens` tokens in all and width
+    `reference_width`.  `reference_tokens` None is the published rule: ten tokens a usage-weighted parameter of the
+    reference model (`looped.counting.reference_tokens`).  Defaults are the published ones (paper, appendix).
+    """
+
+    matrix_lr: float = 0.014
+    embedding_lr: float = 0.3
+    unembedding_lr: float = 0.004
+    norm_lr: float = 0.005
+    per_pass_lr: float = 0.01
+    momentum: float = 0.95
+    adam_b1: float = 0.8
+    adam_b2: float = 0.95
+    adam_eps: float = 1e-10
+    polar_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    final_lr_fraction: float = 0.1
+    reference_batch_tokens: int = 2**18
+    reference_tokens: int | None = None
+    reference_width: int = 640
+    batch_exponent: float = 0.558
+    data_exponent: float = -0.32
+    width_exponent: float = -0.5
+
+    def __post_init__(self):
+        _at_least(self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps")
+        _at_least(self, 1, "reference_batch_tokens", "reference_tokens", "reference_width")
+        for name in ("momentum", "adam_b1", "adam_b2", "final_lr_fraction"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1 or (name != "final_lr_fraction" and value == 1):
+                raise UserError(f"{name} is {value}; it must lie in [0, 1).")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which tokens: a prepared data set's name or folder.  `docstrings` is made on this machine, with no network."""
+
+    source: str = "docstrings"
+    shuffle_seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """One run.  Exactly one of `budget_flops` (training FLOPs, `looped.counting`) and `steps` says how long it is.
+
+    `batch_size` is in sequences; `validation_sequences` is the size of the fixed set the final loss is measured on.
+    """
+
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    arm: str = "full"
+    budget_flops: float | None = None
+    steps: int | None = None
+    batch_size: int = 16
+    validation_sequences: int = 4096
+    seed: int = 0
+
+    def __post_init__(self):
+        if (self.budget_flops is None) == (self.steps is None):
+            raise UserError(
+                f"budget_flops is {self.budget_flops} and steps {self.steps}; give exactly one: how long is the run?"
+            )
+        _at_least(self, 1, "budget_flops", "steps", "batch_size", "validation_sequences")
+        _at_least(self, 0, "seed")
+        if self.budget_flops is not None:
+            object.__setattr__(self, "budget_flops", float(self.budget_flops))  # 10**12 and 1e12 are one run
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.batch_size * self.model.sequence_length
+
+    @property
+    def run_id(self) -> str:
+        """Twelve hex digits of the content's SHA-256: equal content, equal id, on any machine."""
+        canonical = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]

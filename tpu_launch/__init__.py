@@ -1,0 +1,1 @@
+"""Where the runs are made: facts about TPU slices and ways to reach them."""
