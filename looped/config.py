@@ -43,6 +43,7 @@ class ModelConfig:
     rope_base: float = 10000.0
     norm_epsilon: float = 1e-6
     logit_cap: float = 15.0
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
         _at_least(self, 1, "vocab_size", "sequence_length", "d_model", "n_heads", "n_kv_heads", "mlp_ratio")

@@ -1,0 +1,163 @@
+"""MuonH for matrices, AdamW groups for the rest, and how their rates transfer (paper, appendix; arXiv:2603.28743).
+
+Rates are given at update time (`learning_rates=`), so that one compiled step serves runs of every length.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from looped.config import OptimizerConfig, RunSpec
+from looped.counting import reference_tokens, target_tokens
+from looped.errors import UserError
+from looped.recurrence import PerPass
+
+Array = jax.Array
+GROUPS = ("matrix", "embedding", "unembedding", "norm", "per_pass")
+
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""Coefficients (a, b, c) of X ← a·X + (b·A + c·A²)·X, A = X·Xᵀ (arXiv:2505.16932)."""
+
+
+def _norm(x: Array) -> Array:
+    """Frobenius norm of each matrix, [..., 1, 1]; scaled first, so that no square under- or overflows."""
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    safe = jnp.where(largest > 0, largest, 1)
+    return safe * jnp.sqrt(jnp.sum(jnp.square(x / safe), axis=(-2, -1), keepdims=True)) * (largest > 0)
+
+
+def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
+    """Five Polar Express steps towards the polar factor of each matrix of g [..., m, n], iterated in `dtype`."""
+    x = (g / (1.02 * _norm(g) + 1e-6)).astype(dtype)
+    tall = g.shape[-2] > g.shape[-1]
+    if tall:
+        x = x.mT
+    for a, b, c in POLAR_EXPRESS:
+        A = x @ x.mT
+        x = a * x + (b * A + c * (A @ A)) @ x
+    return (x.mT if tall else x).astype(g.dtype)
+
+
+def scale_by_polar(momentum: float = 0.95, dtype: Any = jnp.float32) -> optax.GradientTransformation:
+    """Nesterov momentum as a running mean, without bias correction, then the polar factor of each matrix."""
+
+    def init(params):
+        return optax.TraceState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates, state, params=None):
+        del params
+        trace = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, state.trace, updates)
+        ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, trace, updates)
+        return jax.tree.map(lambda g: polar_factor(g, dtype), ahead), optax.TraceState(trace)
+
+    return optax.GradientTransformation(init, update)
+
+
+class SphereState(NamedTuple):
+    """Frobenius norms of the initial matrices, [..., 1, 1] each."""
+
+    radius: Any
+
+
+def hold_sphere(group: str = "matrix") -> optax.GradientTransformationExtraArgs:
+    """Steps by rate × radius along the update's direction and returns to the sphere of the initial norm.
+
+    Of each matrix: c = ‖W₀‖, V = W − rate·c·u/‖u‖, W ← c·V/‖V‖.  A zero update leaves W where it is.
+    """
+
+    def init(params):
+        return SphereState(jax.tree_util.tree_map_with_path(_radius, params))
+
+    def update(updates, state, params=None, *, learning_rates, **extra):
+        del extra
+        rate = learning_rates[group]
+
+        def step(u, c, w):
+            size = _norm(u)
+            moved = w - rate * c * u / jnp.where(size > 0, size, 1)
+            return c * moved / _norm(moved) - w
+
+        return jax.tree.map(step, updates, state.radius, params), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _radius(path, w: Array) -> Array:
+    radius = _norm(w)
+    if not isinstance(radius, jax.core.Tracer) and not np.all(np.asarray(radius) > 0):
+        raise UserError(
+            f"parameter {jax.tree_util.keystr(path)} has a matrix of norm zero; MuonH holds the initial norm, so initialise"
+            " it to something else."
+        )
+    return radius
+
+
+def scale_by_rate(group: str) -> optax.GradientTransformationExtraArgs:
+    """Multiplies updates by −learning_rates[group], given at update time."""
+
+    def update(updates, state, params=None, *, learning_rates, **extra):
+        del params, extra
+        return jax.tree.map(lambda u: -learning_rates[group] * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def parameter_groups(params: nnx.State) -> nnx.State:
+    """Returns the group (one of `GROUPS`) of every parameter, in a tree of the same shape.
+
+    By type and place, never by a list of names: tables by their attribute, `PerPass` by type, anything two-dimensional
+    once the stacking axis is set aside is a matrix, the rest goes with the norms.
+    """
+
+    def group(path, variable):
+        name = str(path[0])
+        if name in ("embedding", "unembedding"):
+            return name
+        if isinstance(variable, PerPass):
+            return "per_pass"
+        stacked = name in ("prelude", "recurrent_block", "coda")
+        return "matrix" if variable.get_value().ndim - stacked == 2 else "norm"
+
+    flat = nnx.to_flat_state(params)
+    return nnx.from_flat_state([(path, variable.replace(group(path, variable))) for path, variable in flat])
+
+
+def make_optimizer(config: OptimizerConfig, params: nnx.State) -> optax.GradientTransformationExtraArgs:
+    """MuonH and AdamW joined by group; `update` wants `learning_rates`, a dict from group to rate."""
+    adam = optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps)
+    transforms: dict[Any, Any] = {g: optax.chain(adam, scale_by_rate(g)) for g in GROUPS}
+    transforms["matrix"] = optax.chain(scale_by_polar(config.momentum, jnp.dtype(config.polar_dtype)), hold_sphere("matrix"))
+    return optax.partition(transforms, parameter_groups(params))
+
+
+def learning_rates(spec: RunSpec) -> dict[str, float]:
+    """Initial rate of each group, carried from the reference point to this run's batch, tokens and width."""
+    c = spec.optimizer
+    batch = (spec.batch_tokens / c.reference_batch_tokens) ** c.batch_exponent
+    reference = c.reference_tokens or reference_tokens(spec.model)
+    data = (target_tokens(spec) / reference) ** c.data_exponent
+    width = (spec.model.d_model / c.reference_width) ** c.width_exponent
+    return {
+        "matrix": c.matrix_lr * batch * data,
+        "embedding": c.embedding_lr * batch * width,
+        "unembedding": c.unembedding_lr * batch * width,
+        "norm": c.norm_lr * width,
+        "per_pass": c.per_pass_lr * width,
+    }
+
+
+def decay(step: Array | int, steps: Array | int, final_fraction: float) -> Any:
+    """The schedule: 1 at step 0, falling linearly towards `final_fraction` at `steps`; never below zero."""
+    return 1 - (1 - final_fraction) * step / steps
