@@ -27,7 +27,7 @@ class ModelConfig:
     registered name (see `looped.recurrence`) or `module:Class`.  An unlooped model is prelude 0, coda 0, r = 1, `passthrough`.
     """
 
-    vocab_size: int = 256
+    vocab_size: int = 257
     sequence_length: int = 128
     d_model: int = 64
     n_heads: int = 2
