@@ -1,0 +1,89 @@
+"""What a whole table can get wrong that no single row shows: units that change between rows, budgets that do not add up."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from looped.errors import UserError
+
+if TYPE_CHECKING:
+    from fit.losses import Losses
+
+_UNIT_GAP = 1e4  # no sweep jumps by this factor between neighbouring sizes or token counts; a change of unit does
+_FEWEST_TOKENS = 1000
+_BITS = 1 / math.log(2)
+
+
+def check_table(losses: Losses) -> list[str]:
+    """Raises `UserError` for mixed units and impossible budgets; returns warnings for what merely looks odd."""
+    _check_unit(losses, losses.tokens, "tokens")
+    _check_unit(losses, losses.n_once + losses.n_rec, "n_once + n_rec")
+    few = int(np.argmin(losses.tokens))
+    if losses.tokens[few] < _FEWEST_TOKENS:
+        raise UserError(
+            f"{losses.labels[few]}: tokens is {losses.tokens[few]:g}, too few to train on; give a count of tokens, not"
+            " millions or billions of them."
+        )
+    _check_bits(losses)
+    return _check_budgets(losses) + _check_sets(losses)
+
+
+def _check_unit(losses: Losses, values: np.ndarray, name: str) -> None:
+    order = np.argsort(values)
+    steps = values[order][1:] / values[order][:-1]
+    if len(steps) and steps.max() >= _UNIT_GAP:
+        cut = int(np.argmax(steps))
+        small, large = order[cut], order[cut + 1]
+        raise UserError(
+            f"{losses.labels[small]}: {name} is {values[small]:g} where {losses.labels[large]} has {values[large]:g};"
+            " give every row in units, not some in millions or billions."
+        )
+
+
+def _check_bits(losses: Losses) -> None:
+    """A gap in the losses of one budget as wide as the step from nats to bits, with nothing inside it."""
+    for budget in np.unique(losses.budget[np.isfinite(losses.budget)]):
+        rows = np.flatnonzero(losses.budget == budget)
+        order = rows[np.argsort(losses.loss[rows])]
+        logs = np.log(losses.loss[order])
+        steps = np.diff(logs)
+        if not len(steps) or steps.max() < 0.2:
+            continue
+        cut = int(np.argmax(steps)) + 1
+        ratio = float(np.exp(np.median(logs[cut:]) - np.median(logs[:cut])))
+        if abs(ratio / _BITS - 1) < 0.1:
+            odd = order[cut:] if len(order) - cut <= cut else order[:cut]
+            word = "bits" if odd is not order[:cut] and losses.loss[odd[0]] >= losses.loss[order[cut]] else "nats"
+            raise UserError(
+                f"{losses.labels[odd[0]]}: loss is {losses.loss[odd[0]]:g}, about {ratio:.2f} times off the others at"
+                f" {budget:.3g} FLOPs, as {word} beside {'nats' if word == 'bits' else 'bits'} would be; give every loss"
+                " in nats per token (bits × ln 2)."
+            )
+
+
+def _check_budgets(losses: Losses) -> list[str]:
+    """tokens × flops_per_token against budget_flops: a token count from another arm's FLOPs shows here."""
+    flops = losses.columns.get("flops_per_token")
+    if flops is None or "budget_flops" not in losses.columns or any(v in (None, "") for v in flops):
+        return []
+    ratio = losses.tokens * np.array([float(v) for v in flops]) / losses.budget
+    worst = int(np.nanargmax(np.abs(np.log(ratio)))) if np.isfinite(ratio).any() else None
+    if worst is None or 0.95 <= ratio[worst] <= 1.05:
+        return []
+    message = (
+        f"{losses.labels[worst]}: tokens × flops_per_token is {ratio[worst]:.2f} of budget_flops; tokens must come from"
+        " the FLOPs of the run itself (truncated runs from truncated FLOPs)."
+    )
+    if not 0.5 <= ratio[worst] <= 2:
+        raise UserError(message)
+    return [message]
+
+
+def _check_sets(losses: Losses) -> list[str]:
+    hashes = {h for h in losses.columns.get("data_hash", ()) if h}
+    if len(hashes) > 1:
+        return [f"the runs were trained on {len(hashes)} different data sets: their losses may not be comparable."]
+    return []

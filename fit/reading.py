@@ -1,0 +1,128 @@
+"""Rows of final losses as they are given: run records, CSV or Parquet, local or gs://, one dictionary a row."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from looped.errors import UserError
+from looped.record import ParameterGroups, RunRecord, find_records
+
+MAX_ROWS = 20_000
+GROUP_PREFIX = "params_"
+GROUPS = tuple(field.name for field in dataclasses.fields(ParameterGroups))
+
+
+@dataclasses.dataclass(frozen=True)
+class RawRow:
+    """One row before validation: what to call it in messages, which source it came from, and its values by column."""
+
+    label: str
+    source: int
+    values: dict[str, Any]
+
+
+def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> Iterator[RawRow]:
+    """Yields the rows of a directory of runs or of a CSV or Parquet file; labels start with its name if `named`.
+
+    Raises `UserError` for a path that is missing, is neither, or holds more rows than a sweep has runs.
+    """
+    path = epath.Path(path)
+    prefix = f"{path.name} " if named else ""
+    if path.is_dir():
+        yield from _read_runs(path, index, prefix)
+        return
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: no such file or directory; give a CSV or Parquet file, or a directory of runs.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions.") from None
+    rows = _parquet_rows(path, content) if content[:4] == b"PAR1" else _csv_rows(path, content)
+    for number, (line, values) in enumerate(rows, 1):
+        if number > MAX_ROWS:
+            raise UserError(
+                f"{path}: row {number} is one too many (at most {MAX_ROWS:,}); the law is fitted to final losses, one row"
+                " a run, so keep the last row of each run of a training log."
+            )
+        where = f" (line {line})" if line else ""
+        yield RawRow(f"{prefix}row {number}{where}", index, values)
+
+
+def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
+    found = False
+    for run_dir, record in find_records(path):
+        found = True
+        name = epath.Path(run_dir).name
+        if isinstance(record, UserError):
+            values: dict[str, Any] = {"status": "unreadable", "reason": str(record), "run_id": name}
+        else:
+            values = record_values(record)
+        yield RawRow(f"{prefix}run {name}", index, values)
+    if not found:
+        raise UserError(f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file.")
+
+
+def record_values(record: RunRecord) -> dict[str, Any]:
+    """The columns of a run's row in a losses table."""
+    keep = (
+        "run_id", "status", "reason", "arm", "recurrences", "backprop_recurrences", "d_model", "n_once", "n_rec",
+        "convention", "flops_per_token", "budget_flops", "tokens", "steps", "seed", "loss", "validation_tokens",
+        "data_hash", "epochs",
+    )  # fmt: skip
+    values = {name: getattr(record, name) for name in keep}
+    return values | {GROUP_PREFIX + name: getattr(record.parameters, name) for name in GROUPS}
+
+
+def _parquet_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(io.BytesIO(content))
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path}: begins like Parquet but cannot be read as it ({error}); write it again.") from None
+    for batch in table.to_batches():
+        for values in batch.to_pylist():
+            yield 0, values
+
+
+def _csv_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    not_csv = f"{path}: is not a CSV file of losses"
+    remedy = "give comma-separated text whose first line names the columns, or Parquet, or a directory of runs."
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{not_csv} (it is not UTF-8 text); {remedy}") from None
+    if not text.strip():
+        raise UserError(f"{not_csv} (it is empty); {remedy}")
+    if "\0" in text or text.lstrip()[0] in "{[<":
+        raise UserError(f"{not_csv} (it looks like JSON, markup or binary data); {remedy}")
+    header = text.lstrip().splitlines()[0]
+    delimiter = max(",;\t", key=header.count)
+    if not header.count(delimiter):
+        raise UserError(f"{not_csv} (its first line, {header[:60]!r}, names one column); {remedy}")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    names: list[str] | None = None
+    try:
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if names is None:
+                names = [field.strip() for field in fields]
+                twice = next((n for n in names if n and names.count(n) > 1), None)
+                if twice is not None:
+                    raise UserError(f"{path}: column {twice!r} appears twice; rename or remove one.")
+                continue
+            if len(fields) != len(names):
+                raise UserError(
+                    f"{path}: line {reader.line_num} has {len(fields)} fields and the header {len(names)}; complete the line."
+                )
+            yield reader.line_num, dict(zip(names, (f.strip() for f in fields), strict=True))
+    except csv.Error as error:
+        raise UserError(f"{not_csv} ({error} at line {reader.line_num}); {remedy}") from None
