@@ -1,8 +1,9 @@
-"""The TFDS data set of packed rows: `array_record` shards of uint16 tokens, written with no TensorFlow installed."""
+"""The TFDS data set of packed rows: `array_record` shards of uint16 tokens, written without TensorFlow."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator
 
@@ -11,9 +12,9 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from looped.data.corpus import SPLITS, Source, Split
-from looped.data.metadata import PackMetadata, SplitMetadata, TokenizerMetadata
-from looped.data.packing import LongDocuments, Packer
-from looped.data.tokenizers import Tokenizer, token_dtype
+from looped.data.metadata import FORMAT_VERSION, PackMetadata, SplitMetadata, TokenizerMetadata
+from looped.data.packing import RULE_VERSION, LongDocuments, Packer
+from looped.data.tokenizers import Tokenizer, fingerprint_of, token_dtype
 from looped.errors import UserError
 from looped.jsonable import to_json
 
@@ -28,10 +29,24 @@ class PackPlan:
     buffer_size: int = 1000
     long_documents: LongDocuments = "cut"
 
+    @functools.cached_property
+    def key(self) -> str:
+        """Twelve hex digits that change whenever the rows might: equal for equal plans over the same text."""
+        decides = {
+            "source": self.source.description(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "sequence_length": self.sequence_length,
+            "buffer_size": self.buffer_size,
+            "long_documents": self.long_documents,
+            "packing": RULE_VERSION,
+            "format": FORMAT_VERSION,
+        }
+        return fingerprint_of(decides)[:12]
+
     @property
     def name(self) -> str:
-        """Folder name: equal for equal plans over the same text, on any machine."""
-        return f"{self.source.name}-{self.source.key()}-{self.tokenizer.name}-t{self.sequence_length}"
+        """Name of the folder that holds the prepared data."""
+        return f"{self.source.name}-{self.tokenizer.name}-t{self.sequence_length}-{self.key}"
 
 
 class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -42,11 +57,13 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "First."}  # noqa: RUF012
-    code_path = None  # only for checksums of downloads; TFDS would import importlib_resources, which it does not require
+    # TFDS finds checksums of downloads by it, for which it imports a package that it does not require.
+    code_path = None
 
     def __init__(self, plan: PackPlan, data_dir: epath.PathLike):
         self._plan = plan
         self._splits: dict[Split, SplitMetadata] = {}
+        self._metadata = tfds.core.MetadataDict()
         self._dtype = token_dtype(plan.tokenizer.vocab_size)
         super().__init__(data_dir=data_dir, file_format="array_record")
 
@@ -59,7 +76,7 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return self.dataset_info_from_configs(
             description="Rows of tokens that each begin with BOS, packed for language-model pretraining.",
             features=tfds.features.FeaturesDict({"tokens": tokens}),
-            metadata=tfds.core.MetadataDict(),
+            metadata=self._metadata,
             disable_shuffling=True,  # the loader shuffles; here the same plan gives the same bytes
         )
 
@@ -86,8 +103,8 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield index, {"tokens": row}
         if not packer.statistics.rows:
             raise UserError(
-                f"the {split} text of source {plan.source.name!r} has {packer.statistics.document_tokens} tokens, too few for"
-                f" one row of sequence_length {plan.sequence_length}; shorten it or give more text."
+                f"sequence_length is {plan.sequence_length}; the {split} text of {plan.source.name!r} has"
+                f" {packer.statistics.document_tokens} tokens, not a full row: shorten it or add text."
             )
         self._splits[split] = SplitMetadata(
             text_bytes, text_hash.hexdigest(), rows_hash.hexdigest(), packer.statistics
@@ -95,14 +112,14 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
     def _download_and_prepare(self, dl_manager, download_config) -> None:
         super()._download_and_prepare(dl_manager, download_config)
-        self.info.metadata.update(to_json(self.pack_metadata()))  # TFDS writes it once this returns
+        self._metadata.update(to_json(self.pack_metadata()))  # TFDS writes it once this returns
 
     def pack_metadata(self) -> PackMetadata:
         """Describes the data set, once its splits are generated."""
         plan = self._plan
         return PackMetadata(
+            key=plan.key,
             source_name=plan.source.name,
-            source_key=plan.source.key(),
             source=plan.source.description(),
             sequence_length=plan.sequence_length,
             buffer_size=plan.buffer_size,
@@ -125,7 +142,7 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 def write_packed(plan: PackPlan, directory: epath.Path) -> epath.Path:
-    """Writes the data set under the empty folder `directory` and returns its own folder, for `tfds.builder_from_directory`."""
+    """Writes the data set somewhere under the new folder `directory` and returns its own folder."""
     tfds.disable_progress_bar()
     builder = PackedRows(plan, directory)
     builder.download_and_prepare()

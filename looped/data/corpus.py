@@ -1,12 +1,12 @@
 """Sources of text, and the default one: docstrings that every installation of this package already has.
 
-`docstrings` needs no network beyond the package's own install.  It is the docstrings, over 200 characters, of the Python
-standard library and of every package that this one depends on: edited English with formulas, tables and code, written by
-many authors under permissive licenses, and large enough (some 15 MB of UTF-8 with the pinned versions) that a laptop-sized model sees
-most of it once.  Source code itself would be more, but a large part of it is generated or repeated.
+`docstrings` needs no network beyond the package's own install.  It is the docstrings, of 200 characters or
+more, of the Python standard library and of every package that this one depends on: edited technical English
+with formulas, tables and examples in code, by many authors, under permissive licenses, 15.4 MB of it with the
+versions of Python 3.11. Source code itself would be more, but much of it is generated or repeated.
 
-It varies with the installed versions.  So its content hash goes into the data set's metadata, and what was trained
-on is identified by hash in every record; runs with different hashes are not comparable to a hundredth of a nat.
+It varies with the installed versions.  So its SHA-256 is in the data set's metadata, every record carries a
+hash of what was trained on, and runs whose hashes differ should not be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import gc
 import hashlib
 import importlib.metadata
 import itertools
-import json
 import platform
 import re
 import sys
@@ -42,24 +41,20 @@ class Source(Protocol):
 
     name: str
 
-    def key(self) -> str:
-        """Returns hex digits that change whenever the text may have changed; cheap, reads no text."""
-        ...
-
     def documents(self, split: Split) -> Iterator[str]:
         """Yields the documents of `split`, the same in the same order each time."""
         ...
 
     def description(self) -> dict:
-        """Returns what to write about the source into a data set's metadata, as JSON."""
+        """Returns JSON for a data set's metadata, cheaply: it changes whenever the text may have changed."""
         ...
 
 
 RULES_VERSION = 1
-"""Part of the key: raise it when the rules below change what text comes out."""
+"""Raise it when the rules below change which text comes out: prepared data is then made anew."""
 MINIMUM_CHARACTERS = 200
 VALIDATION_SHARE = 0.07
-"""Share of documents drawn for validation, before those that repeat training text are dropped: about 5 % remains."""
+"""Share of documents drawn for validation, before those that repeat training text are dropped."""
 _LEAK_LINE = 20
 _LEAK_SHARE = 0.5
 _SKIPPED_FOLDERS = {"test", "tests"}
@@ -68,14 +63,15 @@ _TRIPLE_QUOTE = re.compile(rb"\"\"\"|'''")
 
 
 class Docstrings:
-    """Docstrings of the standard library and of this package's dependencies, extras left out (see the module).
+    """Docstrings of the standard library and of this package's dependencies; its extras change nothing.
 
-    A document is one docstring, cleaned as `inspect.getdoc` does.  Exact repeats are dropped.  The order, and which documents are for
-    validation, follow from each document's SHA-256, so neither depends on paths or on the order of files.
+    A document is one docstring, cleaned as `inspect.getdoc` does.  Exact repeats are dropped.  The order, and
+    which documents are for validation, follow from each document's SHA-256, so neither depends on paths or
+    the order of files.
 
-    Packages copy text from each other (jax.numpy from numpy; the parameters of one class from another).  So a validation
-    document is dropped when lines that also occur in a training document (of 20 characters or more, case and spaces
-    aside) make up half of it.
+    Packages copy text from each other (jax.numpy from numpy, one class's parameters from another's).  So a
+    validation document is dropped when half of it or more is lines that occur in training documents too, case
+    and spaces aside (lines of 20 characters or more).
     """
 
     name = "docstrings"
@@ -84,9 +80,6 @@ class Docstrings:
     def packages(self) -> dict[str, str]:
         """Versions of the packages read, by name: every dependency of this package, direct or not."""
         return {name: found.version for name, found in sorted(_dependencies().items())}
-
-    def key(self) -> str:
-        return hashlib.sha256(json.dumps(self.description(), sort_keys=True).encode()).hexdigest()[:12]
 
     def description(self) -> dict:
         return {
@@ -111,7 +104,7 @@ def extract_all(files: Iterable[Path]) -> set[str]:
     """Returns the distinct docstrings of `files` that are long enough."""
     found: set[str] = set()
     collecting = gc.isenabled()
-    gc.disable()  # syntax trees have no cycles, and the collector would walk them over and over: a third of the time
+    gc.disable()  # syntax trees have no cycles, and walking them over and over takes a third of the time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's files
@@ -128,10 +121,10 @@ def extract_all(files: Iterable[Path]) -> set[str]:
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """Yields the docstrings of Python `source` of at least `MINIMUM_CHARACTERS`; none where it does not parse."""
+    """Yields the docstrings of at least `MINIMUM_CHARACTERS` in `source`; none where it does not parse."""
     quotes = [match.start() for match in _TRIPLE_QUOTE.finditer(source)]
-    if not any(b - a > MINIMUM_CHARACTERS for a, b in itertools.pairwise(quotes)):
-        return  # skips parsing half of all files; a docstring this long is between two triple quotes
+    if not any(b - a >= MINIMUM_CHARACTERS for a, b in itertools.pairwise(quotes)):
+        return  # spares the parser a third of the files; a docstring this long stands between triple quotes
     try:
         pending: list[ast.AST] = [ast.parse(source)]
     except (SyntaxError, ValueError, RecursionError):
@@ -142,12 +135,8 @@ def docstrings(source: bytes) -> Iterator[str]:
             text = ast.get_docstring(node)
             if text and len(text) >= MINIMUM_CHARACTERS and _is_unicode(text):
                 yield text
-        for field in (
-            "body",
-            "orelse",
-            "handlers",
-            "finalbody",
-        ):  # definitions hide in statements, not expressions
+        # Definitions stand in statements, never in expressions, which are most of a tree.
+        for field in ("body", "orelse", "handlers", "finalbody", "cases"):
             children = getattr(node, field, None)
             if isinstance(children, list):
                 pending.extend(child for child in children if hasattr(child, "body"))
@@ -162,7 +151,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def split_documents(documents: Iterable[str]) -> dict[Split, list[str]]:
-    """Splits documents by their hash, in the order of their hash; drops validation documents that repeat training text."""
+    """Splits distinct documents by their hash, in its order; drops those for validation that repeat training."""
     hashed = sorted((hashlib.sha256(text.encode()).digest(), text) for text in documents)
     threshold = int(VALIDATION_SHARE * 2**32).to_bytes(4, "big")
     train = [text for digest, text in hashed if digest[:4] >= threshold]
@@ -241,6 +230,6 @@ def get_source(name: str) -> Source:
     """Returns the source called `name`; `UserError` names the nearest ones."""
     if name not in SOURCES:
         raise UserError(
-            f"data source {name!r} is neither a known name nor the folder of a prepared data set.{nearest(name, SOURCES)}"
+            f"source {name!r} is neither a known name nor a folder of prepared data.{nearest(name, SOURCES)}"
         )
     return SOURCES[name]()

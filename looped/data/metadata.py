@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+
 from looped.data.packing import LongDocuments, PackingStatistics
 from looped.data.tokenizers import fingerprint_of
 
@@ -29,10 +30,10 @@ class SplitMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class PackMetadata:
-    """A prepared data set.  `source_key` is the key that its source had then; `source` is its description, as JSON."""
+    """A prepared data set.  `key` is its plan's, `source` the description that its source gave then."""
 
+    key: str
     source_name: str
-    source_key: str
     source: dict[str, object]
     sequence_length: int
     buffer_size: int

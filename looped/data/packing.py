@@ -1,4 +1,4 @@
-"""Rows of T + 1 tokens that each begin with BOS: best fit, then a crop of the shortest (the published packer's rule)."""
+"""Rows of T + 1 tokens that each begin with BOS: best fit, then a crop of the shortest (the paper's rule)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Literal
 import numpy as np
 
 LongDocuments = Literal["cut", "crop"]
+RULE_VERSION = 1
+"""Raise it when the rules below change which rows come out: prepared data is then made anew."""
 _ARRIVAL_BITS = 40
 
 
 @dataclasses.dataclass
 class PackingStatistics:
-    """Where every token went.  `document_tokens` = `placed_tokens` + `cropped_tokens`; BOS tokens are counted apart.
+    """Where every token went: `document_tokens` = `placed_tokens` + `cropped_tokens`, with BOS counted apart.
 
     `pieces` is the number of BOS-led pieces: the documents, or their parts where long ones are cut.
     `rows` · row length = `placed_tokens` + `bos_tokens`, as rows are always full.
@@ -32,14 +34,15 @@ class PackingStatistics:
 
 
 class Packer:
-    """Packs documents into rows of `row_length` = T + 1 tokens; the same documents in the same order give the same rows.
+    """Packs documents into rows of `row_length` = T + 1 tokens: equal documents in equal order, equal rows.
 
-    Each piece is its tokens behind a BOS.  A row takes the longest of the buffered pieces that still fits, the earliest of
-    equals, until none fits; then the shortest is cropped to fill the row, and what is cropped off is dropped.  Tokens
-    left when the documents end, too few to fill a row, are counted as cropped too.
+    A piece is its tokens behind a BOS.  A row takes the longest of the `buffer_size` buffered pieces that
+    still fits, the earliest of equals, until none fits; then the shortest is cropped to fill the row, and
+    what is cut off is dropped. Tokens left when the documents end, too few to fill a row, count as cropped
+    too.
 
-    A document that is longer than a row is first cut into pieces that fit (`long_documents` "cut"), or left whole so
-    that only a crop of it is ever used ("crop", the published packer: right where documents are plenty).
+    A document longer than a row is cut into pieces that fit (`long_documents` "cut"), or is one piece of
+    which only a crop is ever used ("crop", as in the paper, whose documents are plenty).
 
     `statistics` is filled as the rows are drawn.
     """
@@ -108,7 +111,7 @@ class Packer:
             insort(self._keys, (len(piece) + 1) << _ARRIVAL_BITS | arrival)
 
     def _take(self, room: int) -> np.ndarray:
-        """Removes and returns the longest piece of at most `room` tokens with BOS, or else the shortest of all."""
+        """Removes and returns the longest piece of at most `room` tokens with BOS, or else the shortest."""
         fits = bisect_left(self._keys, (room + 1) << _ARRIVAL_BITS) - 1
         length = self._keys[max(fits, 0)] >> _ARRIVAL_BITS
         key = self._keys.pop(bisect_left(self._keys, length << _ARRIVAL_BITS))
