@@ -1,0 +1,181 @@
+"""How well the rows determine the law: bootstraps by cell, row or budget, and the profile likelihood of φ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from fit.law import Law, Rows
+from fit.solve import Fit, at_bound, solve
+from looped.errors import UserError
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_REDRAWS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """Resamples of a table: multiplicities [s, n] of its rows, and how many draws were rejected to get them."""
+
+    unit: str
+    units: int
+    weights: np.ndarray
+    redrawn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Bootstrap:
+    """Refits of one law to resamples.
+
+    `values` [s] by parameter name (natural), `usable` [s] is False for refits that failed.  `at_bound` counts refits with
+    a parameter at a bound; they are kept.
+    """
+
+    unit: str
+    units: int
+    values: dict[str, np.ndarray]
+    usable: np.ndarray
+    failed: int
+    at_bound: int
+    redrawn: int
+    x: np.ndarray
+
+    def interval(self, values: np.ndarray, level: float = LEVEL) -> Interval:
+        """The percentile interval of a statistic [s] of the refits."""
+        kept = values[self.usable]
+        low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
+        return Interval(float(low), float(high))
+
+
+def draw(
+    cells: np.ndarray,
+    groups: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    resamples: int,
+    seed: int,
+    unit: str = "cell",
+) -> Draws:
+    """Resamples the units `cells` [n] with replacement.
+
+    Each of `groups` is (rows, recurrences, budgets) of an arm; a draw that leaves an arm without one of its r, or with one budget
+    where it had several, cannot be fitted and is redrawn.  Raises `UserError` if hardly any draw could be.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(cells.max()) + 1
+    weights = np.zeros((0, len(cells)))
+    rejected = 0
+    for _ in range(_REDRAWS):
+        need = resamples - len(weights)
+        if need == 0:
+            break
+        drawn = rng.multinomial(count, np.full(count, 1 / count), size=need)[:, cells].astype(float)
+        whole = np.ones(need, dtype=bool)
+        for rows, recurrences, budgets in groups:
+            present = drawn[:, rows] > 0
+            for r in np.unique(recurrences):
+                whole &= present[:, recurrences == r].any(axis=1)
+            levels = np.unique(budgets)
+            if len(levels) > 1:
+                whole &= sum(present[:, budgets == b].any(axis=1).astype(int) for b in levels) > 1
+        rejected += int((~whole).sum())
+        weights = np.concatenate([weights, drawn[whole]])
+    if len(weights) < resamples:
+        raise UserError(
+            f"resampling {count} {unit}s hardly ever keeps every r and two budgets; add runs, or resample rows with"
+            " --resample row."
+        )
+    return Draws(unit, count, weights, rejected)
+
+
+def bootstrap(fit: Fit, rows: Rows, draws: Draws, weights: np.ndarray | None = None) -> Bootstrap:
+    """Refits `fit.law` to every resample, from the fit itself; `weights` [s, n] are those of `draws` cut to `rows`."""
+    weights = draws.weights if weights is None else weights
+    x, values = solve(fit.law, rows, np.repeat(fit.x[None], len(weights), axis=0), weights, fit.objective)
+    natural = fit.law.natural(x, fit.scale)
+    usable = np.isfinite(values) & np.all([np.isfinite(v) for v in natural.values()], axis=0)
+    bound = sum(bool(at_bound(fit.law, v, rows)) for v in x[usable])
+    return Bootstrap(
+        unit=draws.unit,
+        units=draws.units,
+        values=natural,
+        usable=usable,
+        failed=int((~usable).sum()),
+        at_bound=int(bound),
+        redrawn=draws.redrawn,
+        x=x,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Twice the drop in log likelihood [m] when φ is held at `phi` [m], and the interval where it stays below the quantile."""
+
+    phi: np.ndarray
+    drop: np.ndarray
+    interval: Interval
+
+
+def profile(fit: Fit, rows: Rows, low: float, high: float, points: int = 41, level: float = LEVEL) -> Profile:
+    """Profiles φ between `low` and `high`, the other parameters refitted at every point.
+
+    The likelihood is that of independent rows whose log residuals have the density exp(−objective/s), s fitted: minimising
+    the objective is maximising it.  An interval that reaches `low` or `high` is cut there.
+    """
+    index = fit.law.names.index("phi")
+    phis = np.unique(np.append(np.linspace(low, high, points), fit.x[index]))
+    x0 = np.repeat(fit.x[None], len(phis), axis=0)
+    x0[:, index] = phis
+    n = len(rows.log_loss)
+    _, values = solve(fit.law, rows, x0, np.ones(n), fit.objective, held=("phi",))
+    best = log_likelihood(fit.objective, fit.value, n)
+    drop = np.array([2 * max(best - log_likelihood(fit.objective, v, n), 0.0) for v in values])
+    limit = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    centre = int(np.argmin(drop))
+    return Profile(phis, drop, Interval(_cross(phis, drop, centre, limit, -1), _cross(phis, drop, centre, limit, 1)))
+
+
+def _cross(phis: np.ndarray, drop: np.ndarray, centre: int, limit: float, step: int) -> float:
+    i = centre
+    while 0 <= i + step < len(phis) and drop[i + step] < limit:
+        i += step
+    j = i + step
+    if not 0 <= j < len(phis):
+        return float(phis[i])
+    return float(phis[i] + (limit - drop[i]) / (drop[j] - drop[i]) * (phis[j] - phis[i]))
+
+
+def log_likelihood(objective, value: float, rows: int) -> float:
+    """Largest log likelihood over the scale s of `rows` log residuals whose objective is `value`.
+
+    The density is exp(−objective(e)/s) / Z(s); for Huber's terms Z(s) = √(2πs)·erf(δ/√(2s)) + (2s/δ)·exp(−δ²/2s).
+    """
+    value = max(value, 1e-30 * rows)
+    if objective.kind == "squares":
+        s = 2 * value / rows
+        return -rows / 2 * (math.log(2 * math.pi * s) + 1)
+
+    def at(log_s: float) -> float:
+        s, d = math.exp(log_s), objective.delta
+        z = math.sqrt(2 * math.pi * s) * math.erf(d / math.sqrt(2 * s)) + 2 * s / d * math.exp(-(d**2) / (2 * s))
+        return -value / s - rows * math.log(z)
+
+    mean = value / rows
+    low, high = math.log(mean) - 3, math.log(mean) + 3
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(80):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if at(a) > at(b) else (a, high)
+    return at((low + high) / 2)
