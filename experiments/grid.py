@@ -13,8 +13,8 @@ from looped.optimizer import learning_rates
 def row(spec: RunSpec) -> dict[str, Any]:
     """One run's counts and rates under the published names.
 
-    `size` is the width in units of 64 (None between them), `tokens` are those of whole steps, `matrix_lr` is the rate at
-    the first step and `adam_lr_scale` the factor that the width puts on every AdamW rate.
+    `size` is the width in units of 64 (None between them), `tokens` are those of whole steps, `matrix_lr` is
+    the rate at the first step and `adam_lr_scale` the factor that the width puts on every AdamW rate.
     """
     model, rates = spec.model, learning_rates(spec)
     groups, (n_once, n_rec), steps = count(model), n_once_n_rec(model), planned_steps(spec)

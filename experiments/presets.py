@@ -1,7 +1,7 @@
 """The grids, as data: which runs a preset expands to.
 
-Sources: paper, section 4 (grid), section 5 and appendix G (truncated backprop, hyperconnections), and appendices C.2
-(injection ablation), D.1 (learning-rate sweep) and I (extrapolation beyond the grid).
+Sources: paper, section 4 (grid), section 5 and appendix G (truncated backprop, hyperconnections), and
+appendices C.2 (injection ablation), D.1 (learning-rate sweep) and I (extrapolation beyond the grid).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Widths = Mapping[float, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One variant of the loop: recurrence counts, mechanism, truncation, and the widths it adds to the grid's own.
+    """One variant of the loop: recurrence counts, mechanism, truncation, and widths beyond the grid's.
 
     r = 1 is the same model in every arm, so that one arm of a grid trains it for all.
     """
@@ -37,32 +37,32 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Models of equal depth: `ends` + r · (looped_layers / r) + `ends` layers, or one stack as deep at r = 1."""
+    """Models of equal depth: `ends` + r · (looped_layers / r) + `ends` layers, or one such stack at r = 1."""
 
     ends: int
     looped_layers: int
     head_dim: int
-    vocab_size: int
-    sequence_length: int
+    base: ModelConfig
+    """What all its models share."""
     batch_size: int
     validation_sequences: int
     data: DataConfig
     optimizer: OptimizerConfig
 
     def model(self, width: int, recurrences: int, arm: Arm) -> ModelConfig:
-        shape = {
-            "vocab_size": self.vocab_size,
-            "sequence_length": self.sequence_length,
-            "d_model": width,
-            "n_heads": width // self.head_dim,
-            "recurrences": recurrences,
-        }
+        shape = {"d_model": width, "n_heads": width // self.head_dim, "recurrences": recurrences}
         if recurrences == 1:
             depth = 2 * self.ends + self.looped_layers
-            return ModelConfig(
-                **shape, prelude_layers=0, recurrent_layers=depth, coda_layers=0, injection="passthrough"
+            return dataclasses.replace(
+                self.base,
+                **shape,
+                prelude_layers=0,
+                recurrent_layers=depth,
+                coda_layers=0,
+                injection="passthrough",
             )
-        return ModelConfig(
+        return dataclasses.replace(
+            self.base,
             **shape,
             prelude_layers=self.ends,
             recurrent_layers=self.looped_layers // recurrences,
@@ -132,14 +132,13 @@ class Preset:
         return specs
 
 
-# --- On one's own machine: bytes of docstrings, six layers, heads of 16 at every width ------------------------------
+# --- On one's own machine: bytes of docstrings, six layers, heads of 16 at every width ----------------------
 
 _LAPTOP = Family(
     ends=1,
     looped_layers=4,
     head_dim=16,
-    vocab_size=256,
-    sequence_length=64,
+    base=ModelConfig(sequence_length=64),
     batch_size=16,
     validation_sequences=4096,
     data=DataConfig(source="docstrings"),
@@ -152,7 +151,7 @@ _LAPTOP_ARMS = (
 _QUICKSTART_WIDTHS: Widths = {1e11: (32, 48, 64), 3e11: (32, 48, 64)}
 _LAPTOP_WIDTHS: Widths = {2e11: (32, 48, 64), 8e11: (32, 48, 64, 96), 3.2e12: (48, 64, 96, 128)}
 
-# --- The published grids --------------------------------------------------------------------------------------------
+# --- The published grids ------------------------------------------------------------------------------------
 
 PAPER_SIZES: dict[float, tuple[int, ...]] = {
     4.64e17: (6, 8, 10, 12),
@@ -168,8 +167,7 @@ _PAPER = Family(
     ends=2,
     looped_layers=16,
     head_dim=128,
-    vocab_size=32001,
-    sequence_length=2048,
+    base=ModelConfig(vocab_size=32001, sequence_length=2048, compute_dtype="bfloat16"),
     batch_size=2**18 // 2048,
     validation_sequences=34_560,
     data=DataConfig(source="fineweb-edu"),
@@ -208,13 +206,13 @@ def _paper(arm: Arm) -> Callable[[], tuple[RunSpec, ...]]:
 
 
 def _learning_rate_sweep() -> tuple[RunSpec, ...]:
-    """Eight rates on ten tokens a usage-weighted parameter; the paper gives their range and the optimum, 0.014."""
+    """Eight rates, ten tokens a usage-weighted parameter; the paper gives their range and the optimum."""
     from looped.counting import effective_params
 
     specs = []
     for recurrences in (1, 4):
         model = _PAPER.model(paper_width(_REFERENCE_SIZE), recurrences, VANILLA)
-        steps = round(10 * effective_params(model) / (_PAPER.batch_size * _PAPER.sequence_length))
+        steps = round(10 * effective_params(model) / (_PAPER.batch_size * model.sequence_length))
         for rate in (0.008, 0.010, 0.012, 0.013, 0.014, 0.016, 0.020, 0.024):
             optimizer = dataclasses.replace(_PAPER.optimizer, matrix_lr=rate)
             specs.append(_PAPER.run(model.d_model, recurrences, VANILLA, steps=steps, optimizer=optimizer))
@@ -231,7 +229,7 @@ def _injection_ablation() -> tuple[RunSpec, ...]:
 
 def _flagship() -> tuple[RunSpec, ...]:
     """s = 34 on 47 B tokens in batches of 2^19, not looped and at r = 4."""
-    batch_size = 2**19 // _PAPER.sequence_length
+    batch_size = 2**19 // _PAPER.base.sequence_length
     steps = round(47e9 / 2**19)
     return tuple(_PAPER.run(paper_width(34), r, VANILLA, steps=steps, batch_size=batch_size) for r in (1, 4))
 

@@ -1,0 +1,155 @@
+"""The command line, `looped COMMAND …`: joins the packages, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import tyro
+
+from looped.errors import UserError, nearest
+
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "From nothing to φ": {
+        "quickstart": (__name__, "Quickstart"),
+    },
+    "Runs": {
+        "grid": ("experiments.commands", "Grid"),
+        "sweep run": ("experiments.commands", "SweepRun"),
+        "sweep status": ("experiments.commands", "SweepStatus"),
+        "train": ("looped.commands", "Train"),
+        "data prepare": ("looped.commands", "DataPrepare"),
+    },
+    "What their losses say": {
+        "fit": ("fit.commands", "Fit"),
+        "compare": ("fit.commands", "Compare"),
+        "equivalent": ("fit.commands", "Equivalent"),
+        "minima": ("fit.commands", "Minima"),
+        "export": ("fit.commands", "Export"),
+    },
+}
+"""Where each command is: a dataclass whose fields are its options and docstrings its help, with a `run`."""
+
+_BY_NAME = {name: place for group in COMMANDS.values() for name, place in group.items()}
+
+
+@dataclasses.dataclass
+class Quickstart:
+    """Train a small iso-depth grid on real text, fit the joint law and show φ.
+
+    Everything goes into one folder: the runs, phi.json, losses.csv and isoflops.png. Interrupted with
+    Ctrl-C or killed, the same command goes on from where it was; once every run is there, it only fits
+    again.
+    """
+
+    output: Annotated[
+        str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/PRESET)")
+    ] = None
+    """The folder."""
+    preset: Annotated[str, tyro.conf.arg(metavar="PRESET")] = "quickstart"
+    """Which runs: quickstart takes minutes, laptop about an hour; `looped grid` lists them all."""
+    workers: int = 1
+    """Runs trained at once, each by a process with its share of the cores."""
+    retry_failed: bool = False
+    """Start runs afresh that ended as failed."""
+
+    def run(self) -> int:
+        from fit.report import measure
+
+        from experiments.console import run_sweep
+        from experiments.presets import preset
+
+        result = run_sweep(
+            self.preset,
+            preset(self.preset).specs(),
+            self.output,
+            workers=self.workers,
+            retry_failed=self.retry_failed,
+        )
+        print()
+        print(measure(result.directory, result.directory).summary())
+        return result.exit_status
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 2 for bad input, 130 when interrupted."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for mechanisms given as module:Class
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"looped: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nlooped: interrupted; the same command goes on from what is there.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is left to flush
+        return 141
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if argv[0] == "--version":
+        print(f"looped {importlib.metadata.version('looped')}")
+        return 0
+    words = 2 if any(name.startswith(f"{argv[0]} ") for name in _BY_NAME) else 1
+    name = " ".join(argv[:words])
+    if name not in _BY_NAME:
+        return _explain(argv)
+    module, attribute = _BY_NAME[name]
+    command: Any = tyro.cli(
+        getattr(importlib.import_module(module), attribute),
+        prog=f"looped {name}",
+        args=argv[words:],
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    return command.run()
+
+
+def _explain(argv: list[str]) -> int:
+    """Shows the commands under a first word alone; raises `UserError` for a name that is none."""
+    firsts = {name.split()[0] for name in _BY_NAME}
+    if argv[0] not in firsts:
+        raise UserError(f"{argv[0]!r} is not a command.{nearest(argv[0], firsts)}")
+    if len(argv) == 1 or argv[1] in ("-h", "--help"):
+        print(_overview(argv[0]))
+        return 0
+    seconds = [name.split()[1] for name in _BY_NAME if name.startswith(f"{argv[0]} ")]
+    raise UserError(f"{argv[1]!r} is not a command of `looped {argv[0]}`.{nearest(argv[1], seconds)}")
+
+
+def _overview(first: str | None = None) -> str:
+    """The commands with their summaries by group; those beginning with `first` alone where it is given."""
+    lines = [f"usage: looped {first or 'COMMAND'} …", ""]
+    if first is None:
+        lines += ["Pretrain looped language models and measure φ, what one more recurrence is worth.", ""]
+    for group, commands in COMMANDS.items():
+        shown = [name for name in commands if first is None or name.startswith(f"{first} ")]
+        if shown:
+            lines += [group, *(f"  {name:<15}{_summary(*commands[name])}" for name in shown), ""]
+    lines.append(f"`looped {first + ' ' if first else ''}COMMAND --help` shows a command's options.")
+    return "\n".join(lines)
+
+
+def _summary(module: str, attribute: str) -> str:
+    """The first line of a command's docstring, read from its source: importing all would take seconds."""
+    spec = importlib.util.find_spec(module) if module != __name__ else None
+    source = pathlib.Path(spec.origin if spec and spec.origin else __file__).read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == attribute:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    raise LookupError(f"{module} has no class {attribute}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def short(number: float) -> str:
+    """Returns `3e11` for 300,000,000,000 and `0.014` for 0.014."""
+    return f"{number:.4g}".replace("e+", "e")
+
+
+def clock(seconds: float | None) -> str:
+    """Returns `4 s`, `3 min`, `1 h 20 min`, or nothing for None."""
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
