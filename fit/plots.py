@@ -1,0 +1,99 @@
+"""Pictures of a fit, drawn without a display."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fit.analysis import Analysis, ArmResult
+from fit.law import Rows
+from fit.losses import Losses
+from fit.solve import predict
+
+_SEQUENTIAL = ("#86b6ef", "#6da7ec", "#5598e7", "#3987e5", "#2a78d6", "#256abf", "#1c5cab", "#184f95", "#104281", "#0d366b")
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
+
+
+def _figure(rows: int, columns: int, width: float = 3.2, height: float = 2.9, **kwargs):
+    figure = Figure(figsize=(max(width * columns, 4.5), height * rows + 0.4), layout="constrained", facecolor="white")
+    axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(True, color="#e6e5e1", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _shades(count: int) -> list[str]:
+    return [_SEQUENTIAL[i] for i in np.linspace(0, len(_SEQUENTIAL) - 1, count).round().astype(int)]
+
+
+def isoflops(analysis: Analysis) -> Figure:
+    """Loss against parameters, a row of panels an arm, a panel an r, a colour a budget, with the fitted law as lines."""
+    losses = analysis.losses
+    arms = list(analysis.arms.values())
+    columns = np.unique(losses.recurrences)
+    budgets = np.unique(losses.budget[np.isfinite(losses.budget)])
+    levels = budgets if len(budgets) else np.array([np.nan])
+    colours = _shades(len(levels))
+    figure, axes = _figure(len(arms), len(columns), sharey="row")
+    for line, arm in zip(axes, arms, strict=True):
+        for ax, r in zip(line, columns, strict=True):
+            rows = arm.index[losses.recurrences[arm.index] == r]
+            for level, colour in zip(levels, colours, strict=True):
+                at = rows if np.isnan(level) else rows[losses.budget[rows] == level]
+                if len(at):
+                    _cell(ax, losses, arm, at, colour, None if np.isnan(level) else f"{level:.3g}")
+            ax.set_xscale("log")
+            ax.set_title(f"{arm.arm}, r = {r}", fontsize=9)
+            ax.set_xlabel("unique parameters n_once + n_rec", fontsize=8)
+        line[0].set_ylabel("loss, nats per token", fontsize=8)
+    handles = {h.get_label(): h for ax in axes.flat for h in ax.get_lines() if not h.get_label().startswith("_")}
+    if handles:
+        ordered = sorted(handles, key=float)
+        figure.legend(
+            [handles[k] for k in ordered], ordered, loc="outside right center", title="training FLOPs",
+            fontsize=8, title_fontsize=8, frameon=False,
+        )  # fmt: skip
+    return figure
+
+
+def _cell(ax, losses: Losses, arm: ArmResult, at: np.ndarray, colour: str, label: str | None) -> None:
+    size = losses.n_once[at] + losses.n_rec[at]
+    ax.plot(size, losses.loss[at], "o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6, label=label)
+    if arm.fit is None or label is None:
+        return
+    sizes, once, rec, tokens = along(losses, at)
+    scale = arm.fit.scale
+    rows = Rows(
+        np.log(np.maximum(once / scale.parameters, 1e-300)),
+        np.log(rec / scale.parameters),
+        np.full(len(sizes), np.log(losses.recurrences[at[0]])),
+        np.log(tokens / scale.tokens),
+        np.zeros(len(sizes)),
+        np.zeros(len(sizes), dtype=np.int32),
+    )
+    ax.plot(sizes, np.exp(predict(arm.fit.law, arm.fit.x, rows)), "-", color=colour, linewidth=1.6)
+
+
+def along(losses: Losses, at: np.ndarray, points: int = 60):
+    """Sizes between those of the runs `at` of one cell, with n_once, n_rec and tokens interpolated in logarithms."""
+    size = losses.n_once[at] + losses.n_rec[at]
+    order = np.argsort(size)
+    known, first = np.unique(np.log(size[order]), return_index=True)
+    pick = at[order][first]
+    grid = np.linspace(known[0], known[-1], points) if len(known) > 1 else known
+    share = np.interp(grid, known, losses.n_rec[pick] / (losses.n_once[pick] + losses.n_rec[pick]))
+    tokens = np.exp(np.interp(grid, known, np.log(losses.tokens[pick])))
+    sizes = np.exp(grid)
+    return sizes, sizes * (1 - share), sizes * share, tokens

@@ -1,0 +1,187 @@
+"""What is said of a losses table: `phi.json`, plain words, and `measure`, which does it all for a folder of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from fit.analysis import Analysis, ArmResult, Difference, Options, analyse
+from fit.losses import UNSTATED, LossUnit, read_losses
+from fit.output import plain, to_text, write_files
+
+SCHEMA_VERSION = 1
+PARAMETERS = ("E", "A", "alpha", "B", "beta")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The result for every arm.  `files` are the paths written."""
+
+    analysis: Analysis
+    files: tuple[str, ...] = ()
+
+    @property
+    def identified(self) -> bool:
+        """Whether any arm has a φ."""
+        return bool(self.analysis.identified)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `phi.json` and of `looped fit --json`; see `fit/README.md` for the schema."""
+        return plain(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "arms": {name: arm_json(arm, self.analysis) for name, arm in self.analysis.arms.items()},
+                "differences": [difference_json(d) for d in self.analysis.differences],
+                "excluded": [dataclasses.asdict(e) for e in self.analysis.losses.excluded],
+                "notes": list(self.analysis.losses.warnings),
+            }
+        )
+
+    def summary(self) -> str:
+        """The result in plain words, a few lines an arm."""
+        lines: list[str] = []
+        for arm in self.analysis.arms.values():
+            lines += arm_words(arm, self.analysis)
+        lines += [difference_words(d, self.analysis.options.level) for d in self.analysis.differences]
+        excluded = self.analysis.losses.excluded
+        if excluded:
+            lines.append(f"Left out: {len(excluded)} of {len(excluded) + len(self.analysis.losses)} rows.")
+            lines += [f"  {e.row}: {e.reason}" for e in excluded[:8]]
+            lines += [f"  … and {len(excluded) - 8} more (phi.json lists all)"] if len(excluded) > 8 else []
+        lines += [f"Note: {note}" for note in self.analysis.losses.warnings]
+        return "\n".join(lines)
+
+
+def arm_json(arm: ArmResult, analysis: Analysis) -> dict[str, Any]:
+    options = analysis.options
+    identified = arm.phi is not None and arm.fit is not None and arm.boot is not None and arm.interval is not None
+    data: dict[str, Any] = {
+        "phi": None,
+        **dict.fromkeys(PARAMETERS),
+        "r_squared": None,
+        "rows": len(arm.index),
+        "convention": analysis.losses.convention,
+        "objective": str(options.objective),
+        "baseline": options.baseline,
+        "status": "not identified",
+        "warnings": list(arm.verdict.reasons) + list(arm.warnings),
+    }
+    if identified:
+        fit, boot, interval = arm.fit, arm.boot, arm.interval
+        assert fit is not None and boot is not None and interval is not None
+        data["phi"] = {
+            "estimate": arm.phi,
+            "interval": [interval.low, interval.high],
+            "level": options.level,
+            "method": method(arm),
+        }
+        data |= {name: fit.parameters[name] for name in PARAMETERS}
+        data |= {
+            "r_squared": fit.r_squared,
+            "rmse": fit.rmse,
+            "status": fit.status,
+            "starts": fit.starts,
+            "starts_agreeing": fit.agreement,
+            "condition_number": fit.condition_number,
+            "intervals": {
+                n: dataclasses.astuple(boot.interval(boot.values[n], options.level)) for n in PARAMETERS
+            },
+            "resamples": {
+                "unit": boot.unit,
+                "units": boot.units,
+                "count": len(boot.usable),
+                "redrawn": boot.redrawn,
+                "failed": boot.failed,
+                "at_bound": boot.at_bound,
+                "seed": options.seed,
+            },
+        }
+    return data
+
+
+def method(arm: ArmResult) -> str:
+    assert arm.boot is not None
+    unit = {"cell": "cells (budget × r)", "row": "rows", "budget": "budgets"}[arm.boot.unit]
+    return f"percentiles of {len(arm.boot.usable)} bootstrap refits, {unit} resampled"
+
+
+def difference_json(d: Difference) -> dict[str, Any]:
+    return {"arm": d.arm, "against": d.against, "estimate": d.estimate, "interval": [d.interval.low, d.interval.high]}
+
+
+def convention_words(name: str) -> str:
+    return "parameters counted as the table gives them (no convention stated)" if name == UNSTATED else f"convention {name}"
+
+
+def arm_words(arm: ArmResult, analysis: Analysis) -> list[str]:
+    if arm.phi is None or arm.interval is None or arm.fit is None or arm.boot is None:
+        return [f"{arm.arm}: no φ can be given from these {len(arm.index)} rows."] + [
+            f"  Missing: {reason}." for reason in arm.verdict.reasons
+        ]
+    level = f"{analysis.options.level:.0%}".replace("%", " %")
+    lines = [
+        f"{arm.arm}: φ = {arm.phi:.3f}, {level} interval {arm.interval.low:.3f} to {arm.interval.high:.3f}.",
+        f"  {told_apart(arm.interval.low, arm.interval.high)}",
+        f"  {len(arm.index)} rows, R² {arm.fit.r_squared:.4f}, misfit {1000 * arm.fit.rmse:.1f} mnat; "
+        + ", ".join(f"{n} {arm.fit.parameters[n]:.4g}" for n in PARAMETERS)
+        + ".",
+        f"  Interval: {method(arm)}; {convention_words(analysis.losses.convention)}; {analysis.options.baseline} baseline;"
+        f" {analysis.options.objective}; {arm.fit.status}.",
+    ]
+    return lines + [f"  Warning: {w}." for w in arm.warnings]
+
+
+def told_apart(low: float, high: float) -> str:
+    """What an interval of φ says about the two values that mean something by themselves."""
+    zero, one = low <= 0 <= high, low <= 1 <= high
+    if zero and one:
+        return "These runs cannot tell φ from 0 (recurrences worth nothing) nor from 1 (as good as unshared layers)."
+    if zero:
+        return "φ cannot be told from 0: a recurrence may be worth nothing here; it is worth less than unshared layers (φ = 1)."
+    if one:
+        return "φ cannot be told from 1: a recurrence may be worth as much as unshared layers; it is worth something (φ > 0)."
+    if high < 0:
+        return "φ is below 0: more recurrences make these models worse at equal tokens."
+    if low > 1:
+        return "φ is above 1: a recurrence is worth more here than unshared layers would be."
+    return "A recurrence is worth something (φ > 0) and less than unshared layers (φ < 1)."
+
+
+def difference_words(d: Difference, level: float) -> str:
+    told = (
+        "the two cannot be told apart."
+        if 0 in d.interval
+        else f"a recurrence is worth {'more' if d.estimate > 0 else 'less'} in {d.arm}."
+    )
+    return (
+        f"φ({d.arm}) − φ({d.against}) = {d.estimate:+.3f}, {level * 100:g} % interval {d.interval.low:+.3f} to"
+        f" {d.interval.high:+.3f}, r = 1 cells resampled together: {told}"
+    )
+
+
+def measure(
+    source: epath.PathLike | Sequence[epath.PathLike],
+    out_dir: epath.PathLike,
+    options: Options = Options(),
+    convention: str | None = None,
+    loss_unit: LossUnit = "nats",
+) -> Report:
+    """Fits every arm of `source` (a directory of runs, or CSV/Parquet) and writes `out_dir`/phi.json, losses.csv, isoflops.png.
+
+    Raises `UserError` when the rows cannot be read; where they do not identify φ, the report says what is missing.
+    """
+    from fit.plots import isoflops, png
+
+    report = Report(analyse(read_losses(source, convention, loss_unit), options))
+    files = write_files(
+        out_dir,
+        {
+            "losses.csv": report.analysis.losses.to_csv(),
+            "isoflops.png": png(isoflops(report.analysis)),
+            "phi.json": to_text(report.to_json()),
+        },
+    )
+    return dataclasses.replace(report, files=tuple(files))
