@@ -45,6 +45,8 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
