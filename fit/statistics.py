@@ -1,0 +1,30 @@
+"""Quantiles and tail probabilities, from the special functions that come with JAX."""
+
+from __future__ import annotations
+
+import math
+
+
+def chi2_tail(statistic: float, degrees: int) -> float:
+    """Probability that a χ² variable with `degrees` of freedom exceeds `statistic`."""
+    import jax
+    from jax.scipy.special import gammaincc
+
+    if degrees < 1 or not math.isfinite(statistic):
+        return math.nan
+    with jax.enable_x64(True):
+        return float(gammaincc(degrees / 2, max(statistic, 0.0) / 2))
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """The `probability` quantile (above one half) of Student's t with `degrees` of freedom, by bisection."""
+    import jax
+    from jax.scipy.special import betainc
+
+    with jax.enable_x64(True):
+        low, high = 0.0, 1e4
+        for _ in range(70):
+            middle = (low + high) / 2
+            tail = 0.5 * float(betainc(degrees / 2, 0.5, degrees / (degrees + middle**2)))
+            low, high = (middle, high) if 1 - tail < probability else (low, middle)
+    return (low + high) / 2
