@@ -1,0 +1,99 @@
+"""The law beside its neighbours: does φ survive another form, and which form predicts rows it has not seen?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from fit.analysis import Analysis, ArmResult
+from fit.law import NEIGHBOURS, Law, power_law_phi
+from fit.losses import Losses
+from fit.solve import Fit, fit_law, predict, solve
+from fit.uncertainty import Interval, bootstrap
+
+_HELD_OUT_BUDGETS = 1 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LawRow:
+    """One law on one arm.
+
+    `misfit` is the rmse over the rows fitted, `left_out` that over rows predicted with their cell (budget × r) left out,
+    `extrapolated` that over the upper third of the budgets, predicted from the others; all in nats per token, None where
+    the table has too few cells or budgets.  `phi` is that of the power of r with the same worth at r = 4.
+    """
+
+    law: Law
+    phi: float
+    interval: Interval | None
+    misfit: float
+    left_out: float | None
+    extrapolated: float | None
+    phi_low_budgets: float | None
+    parameters: dict[str, float]
+    status: str
+
+
+def sensitivity(analysis: Analysis, arm: ArmResult, laws: tuple[Law, ...] = NEIGHBOURS) -> list[LawRow]:
+    """Fits every law to the rows of `arm`, which must be identified, under the resamples of `analysis`."""
+    assert arm.rows is not None
+    assert arm.fit is not None
+    assert analysis.draws is not None
+    found = []
+    for law in laws:
+        fit = fit_law(law, arm.rows, arm.fit.scale, objective=analysis.options.objective)
+        boot = bootstrap(fit, arm.rows, analysis.draws, analysis.draws.weights[:, arm.index])
+        phi, phis = power_law_phi(law, fit.parameters), power_law_phi(law, boot.values)
+        assert phi is not None
+        assert phis is not None
+        ahead = extrapolation(analysis.losses, arm, fit)
+        found.append(
+            LawRow(
+                law=law,
+                phi=float(phi),
+                interval=boot.interval(phis, analysis.options.level) if boot.usable.mean() > 0.5 else None,
+                misfit=fit.rmse,
+                left_out=leave_cells_out(analysis.losses, arm, fit)[0],
+                extrapolated=ahead[0],
+                phi_low_budgets=ahead[1],
+                parameters=fit.parameters,
+                status=fit.status,
+            )
+        )
+    return found
+
+
+def leave_cells_out(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, np.ndarray, np.ndarray]:
+    """Refits without each cell; returns (rmse over all rows, each predicted without its cell; the cells; solver vectors).
+
+    The second is the cell number [n] of the arm's rows, the third [cells, p].
+    """
+    assert arm.rows is not None
+    _, cells = np.unique(losses.cells("cell")[arm.index], return_inverse=True)
+    count = int(cells.max()) + 1
+    if count < 4:
+        return None, cells, np.repeat(fit.x[None], count, axis=0)
+    weights = (cells[None] != np.arange(count)[:, None]).astype(float)
+    x, _ = solve(fit.law, arm.rows, np.repeat(fit.x[None], count, axis=0), weights, fit.objective)
+    predicted = predict(fit.law, x, arm.rows)[cells, np.arange(len(cells))]
+    return _rmse(predicted, arm.rows.log_loss), cells, x
+
+
+def extrapolation(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, float | None]:
+    """Fits the lower budgets, predicts the upper third; returns (rmse in nats of those, φ of the lower budgets)."""
+    assert arm.rows is not None
+    budgets = np.unique(losses.budget[arm.index])
+    held = math.floor(len(budgets) * _HELD_OUT_BUDGETS)
+    if not np.isfinite(budgets).all() or held < 1 or len(budgets) - held < 2:
+        return None, None
+    low = losses.budget[arm.index] < budgets[-held]
+    lower = fit_law(fit.law, arm.rows, fit.scale, weights=low.astype(float), objective=fit.objective)
+    upper = _rmse(predict(fit.law, lower.x, arm.rows)[~low], arm.rows.log_loss[~low])
+    phi = power_law_phi(fit.law, lower.parameters)
+    return upper, None if phi is None else float(phi)
+
+
+def _rmse(predicted: np.ndarray, observed: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((np.exp(predicted) - np.exp(observed)) ** 2)))
