@@ -139,7 +139,7 @@ def docstrings(source: bytes) -> Iterator[str]:
         for field in ("body", "orelse", "handlers", "finalbody", "cases"):
             children = getattr(node, field, None)
             if isinstance(children, list):
-                pending.extend(child for child in children if hasattr(child, "body"))
+                pending.extend(c for c in children if hasattr(c, "body") or hasattr(c, "cases"))
 
 
 def _is_unicode(text: str) -> bool:
@@ -151,7 +151,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def split_documents(documents: Iterable[str]) -> dict[Split, list[str]]:
-    """Splits distinct documents by their hash, in its order; drops those for validation that repeat training."""
+    """Splits distinct documents by hash, in its order; drops validation ones that repeat training."""
     hashed = sorted((hashlib.sha256(text.encode()).digest(), text) for text in documents)
     threshold = int(VALIDATION_SHARE * 2**32).to_bytes(4, "big")
     train = [text for digest, text in hashed if digest[:4] >= threshold]

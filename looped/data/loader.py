@@ -234,8 +234,9 @@ def _open_rows(data: PackedData, split: Split) -> RowSource:
 
     described = data.metadata.train if split == "train" else data.metadata.validation
     try:
-        builder = tfds.builder_from_directory(data.directory)  # pyright: ignore[reportCallIssue]
-        records = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES
+        builder = tfds.builder_from_directory(data.directory)
+        records = builder.as_data_source(split, deserialize_method=raw)  # pyright: ignore[reportCallIssue]
         source = RowSource(records, builder.info.features, described.rows_hash)
         if len(source) != described.statistics.rows:
             raise ValueError(f"{len(source)} rows, but {described.statistics.rows} were written")
