@@ -35,12 +35,15 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
         os.sched_setaffinity(0, map(int, cpus.split(",")))
     connection = Connection(connection_fd)
     orders: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    busy = threading.Event()
+    threading.Thread(target=_listen, args=(connection, orders, busy), daemon=True).start()
     try:
         functions = {"train": _load(train), "prepare": _load(prepare)}
         while (order := orders.get()) is not None:
             kind, arguments = order
-            _report(connection, *_carry_out(connection, functions[kind], kind, arguments))
+            report = _carry_out(connection, functions[kind], kind, arguments)
+            busy.clear()  # before the report, which brings the next order
+            _report(connection, *report)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
 
@@ -50,13 +53,16 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _listen(connection: Connection, orders: queue.SimpleQueue) -> None:
+def _listen(connection: Connection, orders: queue.SimpleQueue, busy: threading.Event) -> None:
     try:
         while True:
-            orders.put(connection.recv())
+            order = connection.recv()
+            busy.set()
+            orders.put(order)
     except (EOFError, OSError):
         orders.put(None)
-        os.kill(os.getpid(), signal.SIGINT)
+        if busy.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def _report(connection: Connection, kind: str, payload: Any) -> None:

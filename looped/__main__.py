@@ -61,10 +61,9 @@ class Quickstart:
     """Start runs afresh that ended as failed."""
 
     def run(self) -> int:
-        from fit.report import measure
-
         from experiments.console import run_sweep
         from experiments.presets import preset
+        from fit.report import measure
 
         result = run_sweep(
             self.preset,

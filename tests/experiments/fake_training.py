@@ -1,0 +1,82 @@
+"""Stands in for `looped.train` in worker processes: no model, the same contract, behaviour by arm."""
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+from looped.errors import UserError
+from looped.jsonable import to_json
+from looped.record import ParameterGroups, RunRecord, read_record
+
+STEPS = 40
+
+
+def prepare(spec):
+    if spec.data.source == "nowhere":
+        raise UserError("source is 'nowhere', which is not known.")
+
+
+def train(spec, run_dir, *, progress=None):
+    directory = pathlib.Path(run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    before = read_record(run_dir)
+    start = before.step if before else 0
+    with open(directory / "calls", "a") as calls:
+        calls.write(f"{os.getpid()} {start} {','.join(map(str, sorted(os.sched_getaffinity(0))))}\n")
+    if spec.arm == "raises":
+        raise RuntimeError("disk on fire")
+    if spec.arm == "dies-once" and before is None:
+        _write(directory, spec, status="running", step=7)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for step in range(start, STEPS):
+        if progress is not None:
+            progress(step + 1, STEPS, 5.0 - step / STEPS, 1000.0, float(STEPS - step))
+        try:
+            time.sleep(float(os.environ.get("SLOW_STEP", 0.25)) if spec.arm == "slow" else 0.001)
+        except KeyboardInterrupt:
+            _write(directory, spec, status="running", step=step)
+            raise
+        if spec.arm == "slow" and step % 4 == 0:
+            _write(directory, spec, status="running", step=step)
+    if spec.arm == "nan":
+        return _write(directory, spec, status="failed", step=3, reason="the training loss at step 3 is nan")
+    return _write(directory, spec, status="done", step=STEPS, loss=3.0)
+
+
+def _write(directory, spec, *, status, step, loss=None, reason=None):
+    record = RunRecord(
+        run_id=spec.run_id,
+        status=status,
+        arm=spec.arm,
+        recurrences=spec.model.recurrences,
+        backprop_recurrences=spec.model.k,
+        d_model=spec.model.d_model,
+        n_once=1,
+        n_rec=1,
+        convention="published",
+        parameters=ParameterGroups(1, 1, 1, 1, 1, 1, 1),
+        flops_per_token=1.0,
+        budget_flops=spec.budget_flops,
+        tokens=10,
+        steps=STEPS,
+        seed=spec.seed,
+        loss=loss,
+        validation_tokens=None,
+        data_hash="",
+        epochs=0.0,
+        spec=to_json(spec),
+        versions={},
+        device="none",
+        started_at="",
+        updated_at="",
+        step=step,
+        reason=reason,
+    )
+    folder = directory / "record"
+    folder.mkdir(exist_ok=True)
+    partial = folder / "partial"
+    partial.write_text(json.dumps(to_json(record)))
+    partial.replace(folder / "metadata")
+    return record
