@@ -2,8 +2,8 @@
 
 `docstrings` needs no network beyond the package's own install.  It is the docstrings, of 200 characters or
 more, of the Python standard library and of every package that this one depends on: edited technical English
-with formulas, tables and examples in code, by many authors, under permissive licenses, 15.4 MB of it with the
-versions of Python 3.11. Source code itself would be more, but much of it is generated or repeated.
+with formulas, tables and examples in code, by many authors, openly licensed, 15.4 MB of it with the
+versions of Python 3.11.  Source code itself would be more, but much of it is generated or repeated.
 
 It varies with the installed versions.  So its SHA-256 is in the data set's metadata, every record carries a
 hash of what was trained on, and runs whose hashes differ should not be compared.

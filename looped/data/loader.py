@@ -102,7 +102,7 @@ class PackedData:
         """Yields inputs and targets, int32 [batch_size, T] each, over the fixed validation set, once.
 
         It is the first `sequences` rows of the validation split in a fixed shuffled order, or all where they
-        are fewer. The last batch is filled up with rows whose targets are all `IGNORED`, so every batch has
+        are fewer.  The last batch is filled up with rows whose targets are all `IGNORED`, so every batch has
         one shape.  `rows` is the part of each batch to return (one process's).
         """
         count = min(sequences, self.validation_rows)
