@@ -66,6 +66,11 @@ def train(
     # 2. Data and programs.
     data = prepare_data(spec)
     record = previous or new_record(spec, data)
+    if record.data_hash != data.hash:
+        raise UserError(
+            f"{run_dir} began on data of hash {record.data_hash[:12]}, and {spec.data.source!r} now has {data.hash[:12]} (other"
+            " package versions make other docstrings); restore those, or move the folder away to begin again."
+        )
     steps, batch_size = record.steps, spec.batch_size
     programs = compiled(spec.model, spec.optimizer)
     rates = learning_rates(spec)
