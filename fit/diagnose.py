@@ -1,0 +1,210 @@
+"""Where the law fits and where it does not: multipliers by r, halves of the grid, single cells, misfit by r and budget."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fit.analysis import Analysis, ArmResult, Options, draw_table, fit_arm
+from fit.law import Multipliers
+from fit.sensitivity import leave_cells_out
+from fit.solve import fit_law
+from fit.statistics import chi2_tail
+from fit.uncertainty import Interval, Profile, bootstrap, log_likelihood, profile
+from looped.errors import UserError
+
+_SUBSET_RESAMPLES = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplier:
+    """The worth of r passes: a free m(r) with its interval beside r^φ."""
+
+    recurrences: int
+    free: float
+    interval: Interval
+    power: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LackOfFit:
+    """Whether m(r) departs from r^φ by more than chance.
+
+    `rows_p` is the likelihood-ratio test with rows independent; `cells_p` the Wald test of log m(r) against φ·log r with
+    the covariance of the resamples, which lets the runs of a cell err together.  None with fewer than two r above 1.
+    """
+
+    multipliers: tuple[Multiplier, ...]
+    misfit: float
+    rows_p: float | None
+    cells_p: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subset:
+    """φ from a part of the rows, or why it gives none."""
+
+    name: str
+    rows: int
+    phi: float | None
+    interval: Interval | None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Influence:
+    """How φ moves when one cell (budget × r) is left out."""
+
+    recurrences: int
+    budget_flops: float
+    change: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Misfit:
+    """Log residuals (predicted − observed) of a group of rows: mean, and rmse in nats."""
+
+    name: str
+    rows: int
+    mean_log: float
+    rmse: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    arm: str
+    lack_of_fit: LackOfFit
+    subsets: tuple[Subset, ...]
+    influence: tuple[Influence, ...]
+    misfit: tuple[Misfit, ...]
+    profile: Profile
+
+
+def diagnose(analysis: Analysis, arm: ArmResult) -> Diagnosis:
+    """Diagnoses an arm that has a φ."""
+    return Diagnosis(
+        arm=arm.arm,
+        lack_of_fit=lack_of_fit(analysis, arm),
+        subsets=tuple(subsets(analysis, arm)),
+        influence=tuple(influence(analysis, arm)),
+        misfit=tuple(misfits(analysis, arm)),
+        profile=phi_profile(analysis, arm),
+    )
+
+
+def lack_of_fit(analysis: Analysis, arm: ArmResult) -> LackOfFit:
+    """Fits one multiplier for each r above 1 in place of r^φ."""
+    fit, rows, draws = arm.fit, arm.rows, analysis.draws
+    assert fit is not None
+    assert rows is not None
+    assert draws is not None
+    recurrences = tuple(int(r) for r in np.unique(analysis.losses.recurrences[arm.index]) if r > 1)
+    free = fit_law(Multipliers(recurrences), rows, fit.scale, objective=fit.objective)
+    boot = bootstrap(free, rows, draws, draws.weights[:, arm.index])
+    names = [f"m({r})" for r in recurrences]
+    multipliers = tuple(
+        Multiplier(
+            r,
+            free.parameters[name],
+            boot.interval(boot.values[name], analysis.options.level),
+            float(r) ** fit.parameters["phi"],
+        )
+        for r, name in zip(recurrences, names, strict=True)
+    )
+    spare = len(recurrences) - 1
+    if spare < 1:
+        return LackOfFit(multipliers, free.rmse, None, None)
+    n = len(rows.log_loss)
+    ratio = 2 * (log_likelihood(fit.objective, free.value, n) - log_likelihood(fit.objective, fit.value, n))
+    logs = np.log(np.stack([boot.values[name] for name in names], axis=1))[boot.usable]
+    estimate = np.log([free.parameters[name] for name in names])
+    wald = _distance_to_power(estimate, np.cov(logs.T), np.log(recurrences))
+    return LackOfFit(multipliers, free.rmse, chi2_tail(ratio, spare), chi2_tail(wald, spare))
+
+
+def _distance_to_power(log_m: np.ndarray, covariance: np.ndarray, log_r: np.ndarray) -> float:
+    """Smallest (log m − φ·log r)ᵀ C⁻¹ (log m − φ·log r) over φ."""
+    inverse = np.linalg.pinv(covariance)
+    phi = (log_r @ inverse @ log_m) / (log_r @ inverse @ log_r)
+    gap = log_m - phi * log_r
+    return float(gap @ inverse @ gap)
+
+
+def subsets(analysis: Analysis, arm: ArmResult) -> list[Subset]:
+    """φ without each r, and from the lower and the upper half of the budgets."""
+    losses = analysis.losses
+    r, budget = losses.recurrences[arm.index], losses.budget[arm.index]
+    parts = [(f"without r = {value}", arm.index[r != value]) for value in np.unique(r)]
+    levels = np.unique(budget)
+    if np.isfinite(levels).all() and len(levels) >= 4:
+        middle = len(levels) // 2
+        parts.append((f"lower budgets, to {levels[middle - 1]:.3g} FLOPs", arm.index[budget <= levels[middle - 1]]))
+        parts.append((f"upper budgets, from {levels[-middle]:.3g} FLOPs", arm.index[budget >= levels[-middle]]))
+    return [_subset(analysis, arm, name, index) for name, index in parts]
+
+
+def _subset(analysis: Analysis, arm: ArmResult, name: str, index: np.ndarray) -> Subset:
+    options: Options = dataclasses.replace(
+        analysis.options, resamples=min(_SUBSET_RESAMPLES, analysis.options.resamples)
+    )
+    part = fit_arm(analysis.losses, arm.arm, index, options)
+    if part.fit is None or part.rows is None:
+        return Subset(name, len(index), None, None, part.verdict.reasons[0])
+    try:
+        draws = draw_table(analysis.losses, [part], options)
+    except UserError as error:
+        return Subset(name, len(index), None, None, str(error))
+    boot = bootstrap(part.fit, part.rows, draws, draws.weights[:, index])
+    if boot.usable.mean() < 0.5:
+        return Subset(name, len(index), None, None, "most resamples could not be fitted")
+    return Subset(name, len(index), part.fit.parameters["phi"], boot.interval(boot.values["phi"], options.level))
+
+
+def influence(analysis: Analysis, arm: ArmResult) -> list[Influence]:
+    """The change of φ without each cell, largest first."""
+    fit = arm.fit
+    assert fit is not None
+    _, cells, x = leave_cells_out(analysis.losses, arm, fit)
+    phi = fit.law.names.index("phi")
+    found = []
+    for cell in range(int(cells.max()) + 1):
+        row = arm.index[np.flatnonzero(cells == cell)[0]]
+        change = float(x[cell, phi] - fit.x[phi])
+        found.append(Influence(int(analysis.losses.recurrences[row]), float(analysis.losses.budget[row]), change))
+    return sorted(found, key=lambda i: -abs(i.change))
+
+
+def misfits(analysis: Analysis, arm: ArmResult) -> list[Misfit]:
+    """Misfit by r, then by budget."""
+    fit, losses = arm.fit, analysis.losses
+    assert fit is not None
+    observed = losses.loss[arm.index]
+    r, budget = losses.recurrences[arm.index], losses.budget[arm.index]
+    groups = [(f"r = {value}", r == value) for value in np.unique(r)]
+    groups += [(f"{value:.3g} FLOPs", budget == value) for value in np.unique(budget) if np.isfinite(value)]
+    return [
+        Misfit(
+            name,
+            int(at.sum()),
+            float(fit.residuals[at].mean()),
+            float(np.sqrt(np.mean((fit.predicted[at] - observed[at]) ** 2))),
+        )
+        for name, at in groups
+    ]
+
+
+def phi_profile(analysis: Analysis, arm: ArmResult) -> Profile:
+    """The profile of φ over a range three times as wide as its interval, and wider where that does not close."""
+    fit, rows, interval = arm.fit, arm.rows, arm.interval
+    assert fit is not None
+    assert rows is not None
+    assert interval is not None
+    phi = fit.parameters["phi"]
+    reach = 1.5 * max(interval.high - phi, phi - interval.low, 0.05)
+    for _ in range(4):
+        found = profile(fit, rows, phi - reach, phi + reach, level=analysis.options.level)
+        if found.interval.low > phi - reach and found.interval.high < phi + reach:
+            break
+        reach *= 2
+    return found
