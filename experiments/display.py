@@ -20,6 +20,7 @@ _MARKS: dict[State, str] = {
     "failed": "[red]failed[/]",
     "crashed": "[red]crashed[/]",
 }
+_STOPPING = "Stopping; the runs under way are saving. Ctrl-C once more gives up what they have not saved."
 _PLAIN_SECONDS = 30.0  # between two lines on the same run
 _FRAME_LINES = 8  # that the title, the header and the terminal's prompt take
 
@@ -47,6 +48,9 @@ class Tables:
 
     def update(self, board: Board) -> None:
         self.board = board
+
+    def stopping(self) -> None:
+        self.console.print(_STOPPING)
 
     def render(self) -> RenderableType:
         if self.board is None:
@@ -87,6 +91,9 @@ class Plain:
                 self._seen[run.run_id], self._spoke[run.run_id] = run.state, now
                 over = len(board.having("done", "failed", "crashed"))
                 self._print(f"[{over}/{len(board.runs)}] {run.describe()}: {_state(run)}")
+
+    def stopping(self) -> None:
+        self._print(_STOPPING)
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -34,9 +34,11 @@ _SAVE_SECONDS = 60.0  # that an interrupted worker may take to save
 
 
 class View(Protocol):
-    """Shows the board; called often."""
+    """Shows the board; `update` is called often, `stopping` once the sweep is interrupted."""
 
     def update(self, board: Board) -> None: ...
+
+    def stopping(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,10 @@ def run(
         team = _Team(board, workers, lock, log, train, prepare, view)
         try:
             team.work()
+        except KeyboardInterrupt:
+            if view is not None:
+                view.stopping()
+            raise
         finally:
             team.dismiss()
         return Outcome(tuple(board.runs), str(log))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 def short(number: float) -> str:
-    """Returns `3e11` for 300,000,000,000 and `0.014` for 0.014."""
-    return f"{number:.4g}".replace("e+", "e")
+    """Returns `3e11` for 300,000,000,000, `2e-5` for 0.00002 and `0.014` for 0.014."""
+    mantissa, _, exponent = f"{number:.4g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def clock(seconds: float | None) -> str:

@@ -50,6 +50,9 @@ class Recorder:
         self.states.append([run.state for run in board.runs])
         self.most_running = max(self.most_running, len(board.having("running")))
 
+    def stopping(self):
+        raise AssertionError("nobody interrupts here")
+
 
 def test_trains_every_run_once_and_nothing_the_second_time(tmp_path):
     wanted, view = specs("full", widths=(16, 32), budgets=(1e9, 2e9)), Recorder()
