@@ -96,26 +96,26 @@ def test_flagship_and_learning_rate_sweep_have_the_papers_tokens():
     assert (len(rates), rates[0], rates[-1], 0.014 in rates) == (8, 0.008, 0.024, True)
 
 
-def test_laptop_presets_pair_arms_and_recurrences():
-    for name in ("quickstart", "laptop"):
-        specs = preset(name).specs()
-        cells = {(s.arm, s.model.recurrences, s.model.d_model, s.budget_flops) for s in specs}
-        assert {(arm, r) for arm, r, _, _ in cells} >= {
-            ("full", 1),
-            ("full", 2),
-            ("full", 4),
-            ("truncated", 2),
-        }
-        assert all(r > 1 for arm, r, _, _ in cells if arm == "truncated")
-        assert {("full", r, w, b) for arm, r, w, b in cells if arm == "truncated"} <= cells
-        assert len({s.budget_flops for s in specs}) >= 2
-        assert len({s.model.d_model for s in specs}) >= 3
-        assert len({s.model.head_dim for s in specs}) == 1
-        depths = {
-            s.model.prelude_layers + s.model.coda_layers + s.model.recurrences * s.model.recurrent_layers
-            for s in specs
-        }
-        assert len(depths) == 1
+@pytest.mark.parametrize("name", ["quickstart", "laptop"])
+def test_ones_own_grids_pair_their_arms_at_equal_depth_and_head_size(name):
+    specs = preset(name).specs()
+    cells = {(s.arm, s.model.recurrences, s.model.d_model, s.budget_flops) for s in specs}
+    full = {cell[1:] for cell in cells if cell[0] == "full"}
+    truncated = {cell[1:] for cell in cells if cell[0] == "truncated"}
+    assert truncated == {cell for cell in full if cell[0] > 1}  # r = 1 is trained once, for both
+    assert {1, 4} < {r for r, _, _ in full}
+    assert len({s.budget_flops for s in specs}) >= 2
+    assert len({s.model.d_model for s in specs}) >= 3
+    assert len({s.model.head_dim for s in specs}) == 1
+    depths = {
+        s.model.prelude_layers + s.model.coda_layers + s.model.recurrences * s.model.recurrent_layers
+        for s in specs
+    }
+    assert len(depths) == 1
+
+
+def test_quickstart_has_the_recurrences_it_promises():
+    assert {s.model.recurrences for s in preset("quickstart").specs()} == {1, 2, 4}
 
 
 def test_seeds_multiply_and_budgets_select():

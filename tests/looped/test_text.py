@@ -16,9 +16,9 @@ def test_short(number, text):
     assert short(number) == text
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False))
+@given(st.floats(-1e300, 1e300))
 def test_short_reads_back_to_four_digits(number):
-    assert math.isclose(float(short(number)), number, rel_tol=6e-4, abs_tol=1e-320)
+    assert math.isclose(float(short(number)), number, rel_tol=6e-4, abs_tol=1e-300)
 
 
 @pytest.mark.parametrize(
