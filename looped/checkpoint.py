@@ -33,7 +33,9 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Any:
         """Returns the state of `step`, with the shapes, types and shardings of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
+        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))[
+            "state"
+        ]
 
     def close(self) -> None:
         """Waits for saves in flight."""

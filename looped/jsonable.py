@@ -68,6 +68,8 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+    if isinstance(hint, type) and (
+        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
+    ):
         raise UserError(f"{where}: expected {hint.__name__}, got {value!r}.")
     return value

@@ -1,7 +1,7 @@
 """RunRecord: what a run says about itself, and how to find every record under a directory.
 
-A record is an Orbax JSON checkpoint, `<run directory>/record/metadata`: written atomically, on a local disk or gs:// alike,
-readable as plain JSON by anything.  This module is the only one of `looped` that `fit` imports, so it imports no JAX.
+A record is an Orbax JSON checkpoint, `<run directory>/record/metadata`: written atomically, on a local disk or gs://
+alike, readable as plain JSON by anything.  This module is the only one of `looped` that `fit` imports, so it imports no JAX.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ CONVENTIONS: dict[str, str] = {
 """Ways to count n_once and n_rec; φ depends on the choice, so every result names it."""
 
 
-def count_parameters(groups: ParameterGroups, recurrences: int, convention: str = "published") -> tuple[int, int]:
+def count_parameters(
+    groups: ParameterGroups, recurrences: int, convention: str = "published"
+) -> tuple[int, int]:
     """Returns (n_once, n_rec): parameters used once a token, and parameters used once a pass.
 
     A model that is not looped (r = 1 with neither prelude nor coda) has n_once = 0 under the published convention.
@@ -78,8 +80,8 @@ def count_parameters(groups: ParameterGroups, recurrences: int, convention: str 
 class RunRecord:
     """Everything the fit needs of a run and everything needed to repeat it.
 
-    `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained on;
-    `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).  `spec` is the
+    `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained
+    on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).  `spec` is the
     run's `RunSpec` as JSON.
     """
 
@@ -123,7 +125,9 @@ def write_record(run_dir: epath.PathLike, record: RunRecord) -> None:
 
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
         checkpointer.save(
-            epath.Path(run_dir).absolute() / RECORD_FOLDER, args=ocp.args.JsonSave(to_json(record)), force=True
+            epath.Path(run_dir).absolute() / RECORD_FOLDER,
+            args=ocp.args.JsonSave(to_json(record)),
+            force=True,
         )
 
 

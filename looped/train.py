@@ -24,7 +24,7 @@ from flax import nnx
 import looped
 from looped import counting
 from looped.checkpoint import Checkpoints
-from looped.config import ModelConfig, RunSpec
+from looped.config import ModelConfig, OptimizerConfig, RunSpec
 from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
 from looped.jsonable import to_json
@@ -47,7 +47,11 @@ class TrainState(NamedTuple):
 
 
 def train(
-    spec: RunSpec, run_dir: epath.PathLike, *, progress: Progress | None = None, save_every_seconds: float = 60.0
+    spec: RunSpec,
+    run_dir: epath.PathLike,
+    *,
+    progress: Progress | None = None,
+    save_every_seconds: float = 60.0,
 ) -> RunRecord:
     """Trains `spec` in `run_dir`, or goes on where a stopped process left it, and returns its record.
 
@@ -59,7 +63,9 @@ def train(
     previous = read_record(run_dir)
     if previous is not None:
         if previous.run_id != spec.run_id:
-            raise UserError(f"{run_dir} holds run {previous.run_id}, not {spec.run_id}; choose another folder.")
+            raise UserError(
+                f"{run_dir} holds run {previous.run_id}, not {spec.run_id}; choose another folder."
+            )
         if previous.status != "running":
             return previous
 
@@ -68,8 +74,9 @@ def train(
     record = previous or new_record(spec, data)
     if record.data_hash != data.hash:
         raise UserError(
-            f"{run_dir} began on data of hash {record.data_hash[:12]}, and {spec.data.source!r} now has {data.hash[:12]} (other"
-            " package versions make other docstrings); restore those, or move the folder away to begin again."
+            f"{run_dir} began on data of hash {record.data_hash[:12]}, and {spec.data.source!r} now has"
+            f" {data.hash[:12]} (other package versions make other docstrings); restore those, or move the folder away to"
+            " begin again."
         )
     steps, batch_size = record.steps, spec.batch_size
     programs = compiled(spec.model, spec.optimizer)
@@ -101,7 +108,9 @@ def train(
                 reason = _not_finite(pending, step - 1)
                 if progress is not None:
                     speed = (step - start) * spec.batch_tokens / (time.monotonic() - began)
-                    progress(step - 1, steps, float(pending), speed, (steps - step) * spec.batch_tokens / speed)
+                    progress(
+                        step - 1, steps, float(pending), speed, (steps - step) * spec.batch_tokens / speed
+                    )
             pending = loss
             if reason or stop:
                 break
@@ -155,16 +164,22 @@ def evaluate(
 
 
 class Programs(NamedTuple):
-    """The jitted functions of a model and optimizer; rates and data are arguments, so runs of every length share them."""
+    """The jitted functions of a model and optimizer; rates and data are arguments, so that
+    runs of every length share them.
+    """
 
     init: Callable[[int], TrainState]
     step: Callable[[TrainState, np.ndarray, dict[str, np.float32]], tuple[TrainState, Array]]
     loss_sum: Callable[[nnx.State, np.ndarray, np.ndarray], tuple[Array, Array]]
 
 
-@functools.lru_cache(maxsize=8)
-def compiled(model: ModelConfig, optimizer_config: Any) -> Programs:
-    """Builds the programs of `model`.  On CPU scans are unrolled: the same function, faster steps."""
+@functools.lru_cache(maxsize=1)
+def compiled(model: ModelConfig, optimizer_config: OptimizerConfig) -> Programs:
+    """Builds the programs of `model`.  On CPU scans are unrolled: the same function, faster steps.
+
+    Those of the model before are dropped: each holds about 100 MB, and a sweep trains one model after another.
+    """
+    jax.clear_caches()
     unroll = jax.default_backend() == "cpu"
     abstract = nnx.eval_shape(lambda: LoopedLM(model, nnx.Rngs(0), unroll=unroll))
     graphdef, abstract_params = nnx.split(abstract, nnx.Param)
@@ -184,7 +199,9 @@ def compiled(model: ModelConfig, optimizer_config: Any) -> Programs:
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state, tokens, rates):
         loss, gradients = jax.value_and_grad(loss_fn)(state.params, tokens)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, learning_rates=rates)
+        updates, optimizer_state = optimizer.update(
+            gradients, state.optimizer, state.params, learning_rates=rates
+        )
         return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), loss
 
     @jax.jit

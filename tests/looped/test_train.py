@@ -85,7 +85,9 @@ def test_the_final_state_is_in_an_orbax_checkpoint(spec, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_as_failed(spec, tmp_path):
-    bad = dataclasses.replace(spec, optimizer=dataclasses.replace(spec.optimizer, embedding_lr=3e38, norm_lr=3e38))
+    bad = dataclasses.replace(
+        spec, optimizer=dataclasses.replace(spec.optimizer, embedding_lr=3e38, norm_lr=3e38)
+    )
     record = train(bad, tmp_path / "run")
     assert record.status == "failed"
     assert record.loss is None
@@ -109,4 +111,6 @@ def test_data_of_another_vocabulary_is_refused(spec, tmp_path):
 
 
 def test_runs_of_one_model_share_their_programs(spec):
-    assert compiled(spec.model, spec.optimizer) is compiled(dataclasses.replace(spec, steps=3).model, spec.optimizer)
+    assert compiled(spec.model, spec.optimizer) is compiled(
+        dataclasses.replace(spec, steps=3).model, spec.optimizer
+    )
