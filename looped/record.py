@@ -1,7 +1,8 @@
 """RunRecord: what a run says about itself, and how to find every record under a directory.
 
 A record is an Orbax JSON checkpoint, `<run directory>/record/metadata`: written atomically, on a local disk or gs://
-alike, readable as plain JSON by anything.  This module is the only one of `looped` that `fit` imports, so it imports no JAX.
+alike, readable as plain JSON by anything.  This module is the only one of
+`looped` that `fit` imports, so it imports no JAX.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class RunRecord:
     """Everything the fit needs of a run and everything needed to repeat it.
 
     `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained
-    on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).  `spec` is the
-    run's `RunSpec` as JSON.
+    on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).
+    `spec` is the run's `RunSpec` as JSON.
     """
 
     run_id: str

@@ -75,8 +75,8 @@ def train(
     if record.data_hash != data.hash:
         raise UserError(
             f"{run_dir} began on data of hash {record.data_hash[:12]}, and {spec.data.source!r} now has"
-            f" {data.hash[:12]} (other package versions make other docstrings); restore those, or move the folder away to"
-            " begin again."
+            f" {data.hash[:12]} (other package versions make other docstrings); restore those versions, or move the"
+            " folder away to begin again."
         )
     steps, batch_size = record.steps, spec.batch_size
     programs = compiled(spec.model, spec.optimizer)
