@@ -34,7 +34,9 @@ class Options:
 
     def __post_init__(self):
         if not 0.5 <= self.level < 1:
-            raise UserError(f"level is {self.level}; give the coverage of the interval as a fraction, such as 0.95.")
+            raise UserError(
+                f"level is {self.level}; give the coverage of the interval as a fraction, such as 0.95."
+            )
         if not 50 <= self.resamples <= 100_000:
             raise UserError(f"resamples is {self.resamples}; give between 50 and 100000, such as 1000.")
         if self.seed < 0:
@@ -85,7 +87,12 @@ class Analysis:
 def arm_rows(losses: Losses, index: np.ndarray, arm: np.ndarray | None = None):
     """`fit.law.make_rows` for the rows `index` of the table."""
     return make_rows(
-        losses.n_once[index], losses.n_rec[index], losses.recurrences[index], losses.tokens[index], losses.loss[index], arm
+        losses.n_once[index],
+        losses.n_rec[index],
+        losses.recurrences[index],
+        losses.tokens[index],
+        losses.loss[index],
+        arm,
     )
 
 
@@ -156,7 +163,9 @@ def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmRe
     if boot.redrawn:
         notes.append(f"{boot.redrawn} resamples lost an r, or all budgets but one, and were drawn again")
     if boot.units < _FEW_CELLS and boot.unit == "cell":
-        notes.append(f"the interval rests on {boot.units} cells (budget × r) and is likely too narrow: add budgets")
+        notes.append(
+            f"the interval rests on {boot.units} cells (budget × r) and is likely too narrow: add budgets"
+        )
     interval = boot.interval(boot.values["phi"], options.level)
     return dataclasses.replace(result, boot=boot, interval=interval, warnings=tuple(notes))
 
@@ -166,7 +175,9 @@ def reference_arm(names: list[str]) -> str:
     return next((n for n in REFERENCE_ARMS if n in names), names[0])
 
 
-def differences(results: dict[str, ArmResult], options: Options, every_pair: bool = False) -> list[Difference]:
+def differences(
+    results: dict[str, ArmResult], options: Options, every_pair: bool = False
+) -> list[Difference]:
     """φ differences of the arms against the reference arm, or of every pair."""
     able = {name: a for name, a in results.items() if a.phi is not None}
     if len(able) < 2:

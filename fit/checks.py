@@ -12,7 +12,9 @@ from looped.errors import UserError
 if TYPE_CHECKING:
     from fit.losses import Losses
 
-_UNIT_GAP = 1e4  # no sweep jumps by this factor between neighbouring sizes or token counts; a change of unit does
+_UNIT_GAP = (
+    1e4  # no sweep jumps by this factor between neighbouring sizes or token counts; a change of unit does
+)
 _FEWEST_TOKENS = 1000
 _BITS = 1 / math.log(2)
 
@@ -56,7 +58,11 @@ def _check_bits(losses: Losses) -> None:
         ratio = float(np.exp(np.median(logs[cut:]) - np.median(logs[:cut])))
         if abs(ratio / _BITS - 1) < 0.1:
             odd = order[cut:] if len(order) - cut <= cut else order[:cut]
-            word = "bits" if odd is not order[:cut] and losses.loss[odd[0]] >= losses.loss[order[cut]] else "nats"
+            word = (
+                "bits"
+                if odd is not order[:cut] and losses.loss[odd[0]] >= losses.loss[order[cut]]
+                else "nats"
+            )
             raise UserError(
                 f"{losses.labels[odd[0]]}: loss is {losses.loss[odd[0]]:g}, about {ratio:.2f} times off the others at"
                 f" {budget:.3g} FLOPs, as {word} beside {'nats' if word == 'bits' else 'bits'} would be; give every loss"
@@ -85,5 +91,7 @@ def _check_budgets(losses: Losses) -> list[str]:
 def _check_sets(losses: Losses) -> list[str]:
     hashes = {h for h in losses.columns.get("data_hash", ()) if h}
     if len(hashes) > 1:
-        return [f"the runs were trained on {len(hashes)} different data sets: their losses may not be comparable."]
+        return [
+            f"the runs were trained on {len(hashes)} different data sets: their losses may not be comparable."
+        ]
     return []

@@ -75,8 +75,12 @@ def compare(losses: Losses, options) -> Comparison:
     analysis = analyse(losses, options)
     able = {a.arm: a for a in analysis.identified}
     if len(able) < 2:
-        why = "; ".join(f"{a.arm}: {a.verdict.reasons[0]}" for a in analysis.arms.values() if a.verdict.reasons)
-        raise UserError(f"compare needs a φ for two arms and {len(able)} of {len(analysis.arms)} has one: {why}.")
+        why = "; ".join(
+            f"{a.arm}: {a.verdict.reasons[0]}" for a in analysis.arms.values() if a.verdict.reasons
+        )
+        raise UserError(
+            f"compare needs a φ for two arms and {len(able)} of {len(analysis.arms)} has one: {why}."
+        )
     pairs = tuple(differences(analysis.arms, options, every_pair=True))
     own = View(
         "nothing: every arm has its own law",
@@ -92,7 +96,9 @@ def compare(losses: Losses, options) -> Comparison:
         if name != reference:
             splits += split(analysis, able[name], able[reference])
     notes = [f"{s.arm} and {s.against} have no configuration in common." for s in splits if not s.pairs]
-    return Comparison(analysis, pairs, (own, shared), tuple(s for s in splits if s.pairs), tuple(notes + law_pairs))
+    return Comparison(
+        analysis, pairs, (own, shared), tuple(s for s in splits if s.pairs), tuple(notes + law_pairs)
+    )
 
 
 def _pooled_misfit(able: Mapping[str, ArmResult]) -> float:
@@ -104,7 +110,10 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tupl
     """One law with its own φ for each arm: E, A, B, α, β shared, every r = 1 row counted once."""
     losses, names = analysis.losses, list(able)
     index = np.unique(np.concatenate([a.index for a in able.values()]))
-    arm = [names.index(a) if r > 1 else 0 for a, r in zip(losses.arm[index], losses.recurrences[index], strict=True)]
+    arm = [
+        names.index(a) if r > 1 else 0
+        for a, r in zip(losses.arm[index], losses.recurrences[index], strict=True)
+    ]
     rows, scale = arm_rows(losses, index, np.array(arm))
     fit = fit_law(ArmExponents(arms=len(names)), rows, scale, objective=analysis.options.objective)
     assert analysis.draws is not None
@@ -120,7 +129,9 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tupl
     ]
     intervals = {name: boot.interval(v, level) for name, v in values.items()}
     view = View("everything but φ (one E, A, B, α, β)", phi, intervals, tuple(found), fit.rmse)
-    notes = [f"with shared parameters the fit is not settled: {fit.status}."] if fit.status != "converged" else []
+    notes = (
+        [f"with shared parameters the fit is not settled: {fit.status}."] if fit.status != "converged" else []
+    )
     return view, notes
 
 
@@ -198,11 +209,16 @@ def evaluate(p: Mapping[str, Any], n_once, n_rec, recurrences, tokens) -> np.nda
 
 def _parts(losses: Losses, here, there, ours, theirs) -> dict[str, np.ndarray]:
     """Each part [s, pairs]."""
+
     def at(exchanged: frozenset[str]) -> np.ndarray:
         recipe = ours if "recipe" in exchanged else theirs
-        p = {name: recipe[name] for name in RECIPE} | {"phi": (ours if "loop" in exchanged else theirs)["phi"]}
+        p = {name: recipe[name] for name in RECIPE} | {
+            "phi": (ours if "loop" in exchanged else theirs)["phi"]
+        }
         rows = here if "tokens" in exchanged else there
-        return evaluate(p, losses.n_once[rows], losses.n_rec[rows], losses.recurrences[rows] * 1.0, losses.tokens[rows])
+        return evaluate(
+            p, losses.n_once[rows], losses.n_rec[rows], losses.recurrences[rows] * 1.0, losses.tokens[rows]
+        )
 
     value = {frozenset(s): at(frozenset(s)) for n in range(4) for s in itertools.combinations(PARTS, n)}
     parts = {}
@@ -213,5 +229,3 @@ def _parts(losses: Losses, here, there, ours, theirs) -> dict[str, np.ndarray]:
             steps.append(value[before | {part}] - value[before])
         parts[part] = np.mean(steps, axis=0)
     return parts
-
-

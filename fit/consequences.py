@@ -74,7 +74,9 @@ def family(losses: Losses, arm: ArmResult, recurrences: int) -> Family:
     index = arm.index[losses.recurrences[arm.index] == recurrences]
     have = ", ".join(str(r) for r in np.unique(losses.recurrences[arm.index]))
     if not len(index):
-        raise UserError(f"recurrences is {recurrences}, which arm {arm.arm} has no runs at; it has r = {have}.")
+        raise UserError(
+            f"recurrences is {recurrences}, which arm {arm.arm} has no runs at; it has r = {have}."
+        )
     once, rec = losses.n_once[index], losses.n_rec[index]
     flops = _column(losses, "flops_per_token", index)
     flops = 6 * (once + recurrences * rec) if flops is None else flops
@@ -121,7 +123,9 @@ def equivalent(
     assert arm.fit is not None
     assert arm.boot is not None
     if (width is None) == (n_once is None) or (n_once is None) != (n_rec is None):
-        raise UserError(f"width is {width}, n_once {n_once}, n_rec {n_rec}; give --width, or both --n-once and --n-rec.")
+        raise UserError(
+            f"width is {width}, n_once {n_once}, n_rec {n_rec}; give --width, or both --n-once and --n-rec."
+        )
     if recurrences < 1:
         raise UserError(f"recurrences is {recurrences}; give a whole number of at least 1.")
     if width is not None:
@@ -137,7 +141,9 @@ def equivalent(
     assert n_once is not None
     assert n_rec is not None
     if not (n_once >= 0 and n_rec > 0 and math.isfinite(n_once + n_rec)):
-        raise UserError(f"n_once is {n_once:g} and n_rec {n_rec:g}; give numbers of parameters, n_rec above 0.")
+        raise UserError(
+            f"n_once is {n_once:g} and n_rec {n_rec:g}; give numbers of parameters, n_rec above 0."
+        )
     if tokens is not None and not (tokens > 0 and math.isfinite(tokens)):
         raise UserError(f"tokens is {tokens:g}; give a number of tokens above 0.")
     k = _backprop(analysis.losses, arm, recurrences) if backprop_recurrences is None else backprop_recurrences

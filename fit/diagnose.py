@@ -139,8 +139,12 @@ def subsets(analysis: Analysis, arm: ArmResult) -> list[Subset]:
     levels = np.unique(budget)
     if np.isfinite(levels).all() and len(levels) >= 4:
         middle = len(levels) // 2
-        parts.append((f"lower budgets, to {levels[middle - 1]:.3g} FLOPs", arm.index[budget <= levels[middle - 1]]))
-        parts.append((f"upper budgets, from {levels[-middle]:.3g} FLOPs", arm.index[budget >= levels[-middle]]))
+        parts.append(
+            (f"lower budgets, to {levels[middle - 1]:.3g} FLOPs", arm.index[budget <= levels[middle - 1]])
+        )
+        parts.append(
+            (f"upper budgets, from {levels[-middle]:.3g} FLOPs", arm.index[budget >= levels[-middle]])
+        )
     return [_subset(analysis, arm, name, index) for name, index in parts]
 
 
@@ -158,7 +162,9 @@ def _subset(analysis: Analysis, arm: ArmResult, name: str, index: np.ndarray) ->
     boot = bootstrap(part.fit, part.rows, draws, draws.weights[:, index])
     if boot.usable.mean() < 0.5:
         return Subset(name, len(index), None, None, "most resamples could not be fitted")
-    return Subset(name, len(index), part.fit.parameters["phi"], boot.interval(boot.values["phi"], options.level))
+    return Subset(
+        name, len(index), part.fit.parameters["phi"], boot.interval(boot.values["phi"], options.level)
+    )
 
 
 def influence(analysis: Analysis, arm: ArmResult) -> list[Influence]:
@@ -171,7 +177,9 @@ def influence(analysis: Analysis, arm: ArmResult) -> list[Influence]:
     for cell in range(int(cells.max()) + 1):
         row = arm.index[np.flatnonzero(cells == cell)[0]]
         change = float(x[cell, phi] - fit.x[phi])
-        found.append(Influence(int(analysis.losses.recurrences[row]), float(analysis.losses.budget[row]), change))
+        found.append(
+            Influence(int(analysis.losses.recurrences[row]), float(analysis.losses.budget[row]), change)
+        )
     return sorted(found, key=lambda i: -abs(i.change))
 
 

@@ -11,7 +11,9 @@ from fit.losses import Losses
 from fit.solve import Fit
 
 _FEWEST_SPARE_ROWS = 2
-_COLLINEAR = 0.02  # nats of log D about its regression on log N: below this the two terms cannot be told apart
+_COLLINEAR = (
+    0.02  # nats of log D about its regression on log N: below this the two terms cannot be told apart
+)
 _ONE_BUDGET = 1.5  # ratio of training compute below which runs without stated budgets are one budget
 _WORST_CONDITION = 1e7  # of the Jacobian's unit columns; 155 for the published 116 runs
 
@@ -35,7 +37,9 @@ def before_fitting(losses: Losses, rows: np.ndarray, law: Law) -> Verdict:
     r, budget = losses.recurrences[rows], losses.budget[rows]
     looped = np.unique(r[r > 1])
     if n < p + _FEWEST_SPARE_ROWS:
-        reasons.append(f"{n} rows are too few for {p} parameters: at least {p + _FEWEST_SPARE_ROWS} are needed, better 20")
+        reasons.append(
+            f"{n} rows are too few for {p} parameters: at least {p + _FEWEST_SPARE_ROWS} are needed, better 20"
+        )
     if not len(looped):
         reasons.append("no row has r > 1, so nothing says what a recurrence is worth: add looped runs")
     elif len(np.unique(r)) == 1:
@@ -84,7 +88,9 @@ def after_fitting(fit: Fit) -> Verdict:
             f" {fit.condition_number:.1e}): add budgets, widths or r"
         )
     if fit.at_bound:
-        doubts.append(f"{', '.join(fit.at_bound)} ended at a bound: the law has a term too many for these rows")
+        doubts.append(
+            f"{', '.join(fit.at_bound)} ended at a bound: the law has a term too many for these rows"
+        )
     if fit.status == "starts disagree":
         doubts.append(f"only {fit.agreement:.0%} of {fit.starts} starts reach the best objective")
     return Verdict(tuple(reasons), tuple(doubts))

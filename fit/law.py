@@ -37,7 +37,9 @@ class Scale:
     tokens: float
 
 
-def make_rows(n_once, n_rec, recurrences, tokens, loss, arm=None, scale: Scale | None = None) -> tuple[Rows, Scale]:
+def make_rows(
+    n_once, n_rec, recurrences, tokens, loss, arm=None, scale: Scale | None = None
+) -> tuple[Rows, Scale]:
     """Returns the rows of n runs and the scale they were divided by (that of the table itself unless given)."""
     n_once, n_rec, r, tokens, loss = (
         np.asarray(v, dtype=np.float64) for v in (n_once, n_rec, recurrences, tokens, loss)
@@ -69,7 +71,13 @@ class Parameter:
     starts: tuple[float, ...] = ()
 
 
-CORE = (Parameter("E", True), Parameter("A", True), Parameter("B", True), Parameter("alpha"), Parameter("beta"))
+CORE = (
+    Parameter("E", True),
+    Parameter("A", True),
+    Parameter("B", True),
+    Parameter("alpha"),
+    Parameter("beta"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +126,11 @@ class Law:
     def terms(self, p: Mapping[str, Any], rows: Rows):
         """Logs of the floor, the model term and the data term, each broadcastable to [n]."""
         log_n = jnp.logaddexp(rows.log_once, self.log_multiplier(p, rows) + rows.log_rec)
-        return self.log_floor(p, rows), p["A"] - p["alpha"] * log_n, p["B"] - p["beta"] * self.log_data(p, rows)
+        return (
+            self.log_floor(p, rows),
+            p["A"] - p["alpha"] * log_n,
+            p["B"] - p["beta"] * self.log_data(p, rows),
+        )
 
     def log_loss(self, x, rows: Rows):
         """Predicted log loss [n] for the solver's vector `x` [p]."""

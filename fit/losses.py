@@ -22,7 +22,17 @@ from looped.errors import UserError, nearest
 from looped.record import CONVENTIONS, ParameterGroups, count_parameters
 
 REQUIRED = ("recurrences", "n_once", "n_rec", "tokens", "loss")
-OPTIONAL = ("arm", "budget_flops", "run_id", "seed", "flops_per_token", "convention", "status", "backprop_recurrences", "d_model")
+OPTIONAL = (
+    "arm",
+    "budget_flops",
+    "run_id",
+    "seed",
+    "flops_per_token",
+    "convention",
+    "status",
+    "backprop_recurrences",
+    "d_model",
+)
 UNSTATED = "unstated"
 DEFAULT_ARM = "all"
 LN2 = math.log(2)
@@ -117,7 +127,9 @@ class Losses:
         }
         if self.convention == UNSTATED:
             del own["convention"]
-        columns = own | {k: ["" if v is None else v for v in vs] for k, vs in self.columns.items() if k not in own}
+        columns = own | {
+            k: ["" if v is None else v for v in vs] for k, vs in self.columns.items() if k not in own
+        }
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(columns)
@@ -130,14 +142,20 @@ def _plain(value: float) -> str:
 
 
 def read_losses(
-    sources: epath.PathLike | Sequence[epath.PathLike], convention: str | None = None, loss_unit: LossUnit = "nats"
+    sources: epath.PathLike | Sequence[epath.PathLike],
+    convention: str | None = None,
+    loss_unit: LossUnit = "nats",
 ) -> Losses:
     """Reads one or several directories of runs, CSV or Parquet files into one validated table.
 
     `convention` recounts n_once and n_rec from the columns `params_prelude`, `params_recurrent_block`, … where the table has
     them.  Raises `UserError` naming the row, the value and the remedy.
     """
-    paths = [sources] if isinstance(sources, (str, epath.Path)) or not isinstance(sources, Iterable) else list(sources)
+    paths = (
+        [sources]
+        if isinstance(sources, (str, epath.Path)) or not isinstance(sources, Iterable)
+        else list(sources)
+    )
     several = len(paths) > 1
     raw = [row for i, path in enumerate(paths) for row in read_source(path, i, several)]
     stems = [epath.Path(p).stem for p in paths]
@@ -145,7 +163,10 @@ def read_losses(
 
 
 def table_of(
-    raw: Sequence[RawRow], convention: str | None = None, loss_unit: LossUnit = "nats", stems: Sequence[str] | None = None
+    raw: Sequence[RawRow],
+    convention: str | None = None,
+    loss_unit: LossUnit = "nats",
+    stems: Sequence[str] | None = None,
 ) -> Losses:
     """Validates rows into a table; `stems` names the arm of a source that has no `arm` column."""
     if not raw:
@@ -159,7 +180,9 @@ def table_of(
     parsed = _drop_repeats(parsed, excluded)
     if not parsed:
         reasons = "; ".join(f"{e.row}: {e.reason}" for e in excluded[:3])
-        raise UserError(f"no row is left to fit: all {len(raw)} were left out ({reasons}); finish some runs first.")
+        raise UserError(
+            f"no row is left to fit: all {len(raw)} were left out ({reasons}); finish some runs first."
+        )
     stamp = _one_convention(parsed, convention)
     names = list(dict.fromkeys(name for row in parsed for name in row.raw.values))
     budget, notes = resolve_budgets(parsed)
@@ -233,7 +256,9 @@ def _left_out(row: RawRow, excluded: list[Excluded]) -> bool:
     except ValueError:
         return False  # text: an error of its own
     if not finite:
-        excluded.append(Excluded(row.label, f"the loss is not finite ({loss!r})" if loss not in (None, "") else "no loss"))
+        excluded.append(
+            Excluded(row.label, f"the loss is not finite ({loss!r})" if loss not in (None, "") else "no loss")
+        )
     return not finite
 
 
@@ -271,17 +296,32 @@ def _optional(row: RawRow, name: str) -> float | None:
 
 def _parse(row: RawRow, convention: str | None, unit: float, stems: Sequence[str] | None) -> Parsed:
     r = _number(row, "recurrences", lambda v: v >= 1 and v == int(v), "give a whole number of at least 1")
-    once = _number(row, "n_once", lambda v: v >= 0, "give the number of parameters used once a token, 0 or more")
-    rec = _number(row, "n_rec", lambda v: v > 0, "give the number of parameters of the recurrent block, above 0")
+    once = _number(
+        row, "n_once", lambda v: v >= 0, "give the number of parameters used once a token, 0 or more"
+    )
+    rec = _number(
+        row, "n_rec", lambda v: v > 0, "give the number of parameters of the recurrent block, above 0"
+    )
     tokens = _number(row, "tokens", lambda v: v > 0, "give the number of tokens trained on, above 0")
-    loss = _number(row, "loss", lambda v: 0 < v < 20, "give the final loss in nats per token, above 0 and below 20")
+    loss = _number(
+        row, "loss", lambda v: 0 < v < 20, "give the final loss in nats per token, above 0 and below 20"
+    )
     stated = str(row.values.get("convention") or "").strip() or UNSTATED
     if convention is not None and stated != convention:
         once, rec = _recount(row, int(r), convention)
         stated = convention
     arm = str(row.values.get("arm") or "").strip() or (stems[row.source] if stems else DEFAULT_ARM)
     return Parsed(
-        row, arm, int(r), once, rec, tokens, loss * unit, _optional(row, "flops_per_token"), _optional(row, "budget_flops"), stated
+        row,
+        arm,
+        int(r),
+        once,
+        rec,
+        tokens,
+        loss * unit,
+        _optional(row, "flops_per_token"),
+        _optional(row, "budget_flops"),
+        stated,
     )
 
 
@@ -297,7 +337,9 @@ def _recount(row: RawRow, r: int, convention: str) -> tuple[float, float]:
         counts[group] = int(_number(row, name, lambda v: v >= 0, "give a number of parameters, 0 or more"))
     once, rec = count_parameters(ParameterGroups(**counts), r, convention)
     if rec <= 0:
-        raise UserError(f"{row.label}: {GROUP_PREFIX}recurrent_block is 0; give the parameters of the recurrent block.")
+        raise UserError(
+            f"{row.label}: {GROUP_PREFIX}recurrent_block is 0; give the parameters of the recurrent block."
+        )
     return float(once), float(rec)
 
 
@@ -338,9 +380,13 @@ def _drop_repeats(parsed: Sequence[Parsed], excluded: list[Excluded]) -> list[Pa
         arm = row.arm if row.recurrences > 1 else ""
         k = str(row.raw.values.get("backprop_recurrences") or "")
         key = (arm, row.recurrences, k, row.n_once, row.n_rec, row.tokens, seed)
-        twin = next((o for o in seen.get(key, ()) if not run_id and abs(o.loss - row.loss) <= _SAME_LOSS), None)
+        twin = next(
+            (o for o in seen.get(key, ()) if not run_id and abs(o.loss - row.loss) <= _SAME_LOSS), None
+        )
         if twin is not None and several and row.recurrences == 1:
-            excluded.append(Excluded(row.raw.label, f"the same r = 1 run as {twin.raw.label}, which every arm shares"))
+            excluded.append(
+                Excluded(row.raw.label, f"the same r = 1 run as {twin.raw.label}, which every arm shares")
+            )
             continue
         if twin is not None and twin.loss == row.loss:
             raise UserError(

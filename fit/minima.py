@@ -50,7 +50,9 @@ def iso_flop_minima(losses: Losses, baseline: Baseline = "matched", level: float
     of freedom of their own.  Raises `UserError` where the table shows no budgets.
     """
     if not np.isfinite(losses.budget).all():
-        raise UserError("the table shows no separate budgets; add a column budget_flops to find iso-FLOP minima.")
+        raise UserError(
+            "the table shows no separate budgets; add a column budget_flops to find iso-FLOP minima."
+        )
     found = []
     for arm in losses.unnamed_arms:
         index = losses.rows_of(arm, baseline)

@@ -26,7 +26,9 @@ def write_files(out_dir: epath.PathLike, files: Mapping[str, bytes | str]) -> li
             part.replace(out / name)
             written.append(str(out / name))
     except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror or error}); give another output folder.") from None
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror or error}); give another output folder."
+        ) from None
     return written
 
 

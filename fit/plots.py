@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import io
+from statistics import NormalDist
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fit.analysis import Analysis, ArmResult
+from fit.diagnose import Diagnosis
 from fit.law import Rows
 from fit.losses import Losses
 from fit.solve import predict
+from fit.words import count
 
-_SEQUENTIAL = ("#86b6ef", "#6da7ec", "#5598e7", "#3987e5", "#2a78d6", "#256abf", "#1c5cab", "#184f95", "#104281", "#0d366b")
+_CATEGORIES = ("#2a78d6", "#d97b0d", "#2f9e63", "#b0479b", "#7a6a58", "#c23b3b")
+_SEQUENTIAL = (
+    "#86b6ef",
+    "#6da7ec",
+    "#5598e7",
+    "#3987e5",
+    "#2a78d6",
+    "#256abf",
+    "#1c5cab",
+    "#184f95",
+    "#104281",
+    "#0d366b",
+)
 
 
 def png(figure: Figure) -> bytes:
@@ -24,7 +40,9 @@ def png(figure: Figure) -> bytes:
 
 
 def _figure(rows: int, columns: int, width: float = 3.2, height: float = 2.9, **kwargs):
-    figure = Figure(figsize=(max(width * columns, 4.5), height * rows + 0.4), layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(max(width * columns, 4.5), height * rows + 0.4), layout="constrained", facecolor="white"
+    )
     axes = figure.subplots(rows, columns, squeeze=False, **kwargs)
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
@@ -32,6 +50,13 @@ def _figure(rows: int, columns: int, width: float = 3.2, height: float = 2.9, **
         ax.set_axisbelow(True)
         ax.tick_params(labelsize=8)
     return figure, axes
+
+
+def _plain_log_ticks(ax) -> None:
+    """Few labels on a logarithmic axis, as 30 M: a sweep spans less than two decades."""
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: count(v).replace(" ", "\u202f")))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _shades(count: int) -> list[str]:
@@ -55,10 +80,13 @@ def isoflops(analysis: Analysis) -> Figure:
                 if len(at):
                     _cell(ax, losses, arm, at, colour, None if np.isnan(level) else f"{level:.3g}")
             ax.set_xscale("log")
+            _plain_log_ticks(ax)
             ax.set_title(f"{arm.arm}, r = {r}", fontsize=9)
             ax.set_xlabel("unique parameters n_once + n_rec", fontsize=8)
         line[0].set_ylabel("loss, nats per token", fontsize=8)
-    handles = {h.get_label(): h for ax in axes.flat for h in ax.get_lines() if not h.get_label().startswith("_")}
+    handles = {
+        h.get_label(): h for ax in axes.flat for h in ax.get_lines() if not h.get_label().startswith("_")
+    }
     if handles:
         ordered = sorted(handles, key=float)
         figure.legend(
@@ -70,7 +98,16 @@ def isoflops(analysis: Analysis) -> Figure:
 
 def _cell(ax, losses: Losses, arm: ArmResult, at: np.ndarray, colour: str, label: str | None) -> None:
     size = losses.n_once[at] + losses.n_rec[at]
-    ax.plot(size, losses.loss[at], "o", color=colour, markersize=4.5, markeredgecolor="white", markeredgewidth=0.6, label=label)
+    ax.plot(
+        size,
+        losses.loss[at],
+        "o",
+        color=colour,
+        markersize=4.5,
+        markeredgecolor="white",
+        markeredgewidth=0.6,
+        label=label,
+    )
     if arm.fit is None or label is None:
         return
     sizes, once, rec, tokens = along(losses, at)
@@ -97,3 +134,79 @@ def along(losses: Losses, at: np.ndarray, points: int = 60):
     tokens = np.exp(np.interp(grid, known, np.log(losses.tokens[pick])))
     sizes = np.exp(grid)
     return sizes, sizes * (1 - share), sizes * share, tokens
+
+
+def _identified_axes(analysis: Analysis, width: float = 3.6):
+    arms = analysis.identified
+    figure, axes = _figure(1, len(arms), width, 3.1, sharey=True)
+    return figure, list(zip(axes[0], arms, strict=True))
+
+
+def residuals(analysis: Analysis) -> Figure:
+    """Predicted − observed losses in mnat against parameters, a panel an arm, a colour an r."""
+    losses = analysis.losses
+    figure, panels = _identified_axes(analysis)
+    for ax, arm in panels:
+        assert arm.fit is not None
+        r = losses.recurrences[arm.index]
+        size = losses.n_once[arm.index] + losses.n_rec[arm.index]
+        gap = 1000 * (arm.fit.predicted - losses.loss[arm.index])
+        for value, colour in zip(np.unique(r), _CATEGORIES * 3, strict=False):
+            at = r == value
+            ax.plot(
+                size[at],
+                gap[at],
+                "o",
+                color=colour,
+                markersize=4.5,
+                markeredgecolor="white",
+                label=f"r = {value}",
+            )
+        ax.axhline(0, color="#8a8984", linewidth=0.8)
+        ax.set_xscale("log")
+        ax.set_title(arm.arm, fontsize=9)
+        ax.set_xlabel("unique parameters n_once + n_rec", fontsize=8)
+        _plain_log_ticks(ax)
+    panels[0][0].set_ylabel("predicted − observed loss, mnat", fontsize=8)
+    panels[0][0].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
+    """Twice the drop in log likelihood as φ is held, a panel an arm, with both intervals."""
+    figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
+    limit = NormalDist().inv_cdf((1 + analysis.options.level) / 2) ** 2
+    for ax, d in zip(axes[0], diagnoses, strict=True):
+        ax.plot(d.profile.phi, d.profile.drop, "-", color=_CATEGORIES[0], linewidth=1.8)
+        ax.axhline(limit, color="#8a8984", linewidth=0.8, linestyle="--")
+        interval = analysis.arms[d.arm].interval
+        assert interval is not None
+        ax.axvspan(interval.low, interval.high, color=_CATEGORIES[1], alpha=0.15, linewidth=0)
+        ax.set_ylim(0, 4 * limit)
+        ax.set_title(f"{d.arm}: shaded, interval from resampled {analysis.options.unit}s", fontsize=9)
+        ax.set_xlabel("φ", fontsize=8)
+    axes[0][0].set_ylabel("2 × drop in log likelihood (rows independent)", fontsize=8)
+    return figure
+
+
+def multipliers(diagnoses: list[Diagnosis], analysis: Analysis) -> Figure:
+    """Free multipliers m(r) with intervals beside r^φ, a panel an arm."""
+    figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
+    for ax, d in zip(axes[0], diagnoses, strict=True):
+        found = d.lack_of_fit.multipliers
+        r = np.array([m.recurrences for m in found], dtype=float)
+        free = np.array([m.free for m in found])
+        bars = [free - [m.interval.low for m in found], np.array([m.interval.high for m in found]) - free]
+        grid = np.geomspace(1, r.max(), 60)
+        fit = analysis.arms[d.arm].fit
+        assert fit is not None
+        phi = fit.parameters["phi"]
+        ax.plot(grid, grid**phi, "-", color=_CATEGORIES[0], linewidth=1.8, label=f"$r^φ$, φ = {phi:.3f}")
+        ax.errorbar(r, free, np.maximum(bars, 0), fmt="o", color=_CATEGORIES[1], capsize=3, label="free m(r)")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([1, *r], [f"{v:g}" for v in (1, *r)])
+        ax.set_title(d.arm, fontsize=9)
+        ax.set_xlabel("recurrences r", fontsize=8)
+        ax.legend(fontsize=8, frameon=False)
+    axes[0][0].set_ylabel("worth of the recurrent block", fontsize=8)
+    return figure

@@ -40,9 +40,13 @@ def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> It
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path}: no such file or directory; give a CSV or Parquet file, or a directory of runs.") from None
+        raise UserError(
+            f"{path}: no such file or directory; give a CSV or Parquet file, or a directory of runs."
+        ) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions.") from None
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions."
+        ) from None
     rows = _parquet_rows(path, content) if content[:4] == b"PAR1" else _csv_rows(path, content)
     for number, (line, values) in enumerate(rows, 1):
         if number > MAX_ROWS:
@@ -65,7 +69,9 @@ def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
             values = record_values(record)
         yield RawRow(f"{prefix}run {name}", index, values)
     if not found:
-        raise UserError(f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file.")
+        raise UserError(
+            f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file."
+        )
 
 
 def record_values(record: RunRecord) -> dict[str, Any]:
@@ -86,7 +92,9 @@ def _parquet_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[
     try:
         table = pyarrow.parquet.read_table(io.BytesIO(content))
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: begins like Parquet but cannot be read as it ({error}); write it again.") from None
+        raise UserError(
+            f"{path}: begins like Parquet but cannot be read as it ({error}); write it again."
+        ) from None
     for batch in table.to_batches():
         for values in batch.to_pylist():
             yield 0, values
@@ -94,7 +102,9 @@ def _parquet_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[
 
 def _csv_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     not_csv = f"{path}: is not a CSV file of losses"
-    remedy = "give comma-separated text whose first line names the columns, or Parquet, or a directory of runs."
+    remedy = (
+        "give comma-separated text whose first line names the columns, or Parquet, or a directory of runs."
+    )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

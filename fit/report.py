@@ -57,7 +57,9 @@ class Report:
 
 def arm_json(arm: ArmResult, analysis: Analysis) -> dict[str, Any]:
     options = analysis.options
-    identified = arm.phi is not None and arm.fit is not None and arm.boot is not None and arm.interval is not None
+    identified = (
+        arm.phi is not None and arm.fit is not None and arm.boot is not None and arm.interval is not None
+    )
     data: dict[str, Any] = {
         "phi": None,
         **dict.fromkeys(PARAMETERS),
@@ -109,11 +111,20 @@ def method(arm: ArmResult) -> str:
 
 
 def difference_json(d: Difference) -> dict[str, Any]:
-    return {"arm": d.arm, "against": d.against, "estimate": d.estimate, "interval": [d.interval.low, d.interval.high]}
+    return {
+        "arm": d.arm,
+        "against": d.against,
+        "estimate": d.estimate,
+        "interval": [d.interval.low, d.interval.high],
+    }
 
 
 def convention_words(name: str) -> str:
-    return "parameters counted as the table gives them (no convention stated)" if name == UNSTATED else f"convention {name}"
+    return (
+        "parameters counted as the table gives them (no convention stated)"
+        if name == UNSTATED
+        else f"convention {name}"
+    )
 
 
 def arm_words(arm: ArmResult, analysis: Analysis) -> list[str]:
@@ -173,15 +184,20 @@ def measure(
 
     Raises `UserError` when the rows cannot be read; where they do not identify φ, the report says what is missing.
     """
+    report = Report(analyse(read_losses(source, convention, loss_unit), options))
+    return write(report, out_dir, report.to_json())
+
+
+def write(report: Report, out_dir: epath.PathLike, data: dict[str, Any]) -> Report:
+    """Writes the table, its picture and `data` (`report.to_json()`, or more) under `out_dir`."""
     from fit.plots import isoflops, png
 
-    report = Report(analyse(read_losses(source, convention, loss_unit), options))
     files = write_files(
         out_dir,
         {
             "losses.csv": report.analysis.losses.to_csv(),
             "isoflops.png": png(isoflops(report.analysis)),
-            "phi.json": to_text(report.to_json()),
+            "phi.json": to_text(data),
         },
     )
     return dataclasses.replace(report, files=tuple(files))

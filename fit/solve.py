@@ -19,10 +19,12 @@ from fit.law import Law, Rows, Scale
 from fit.starts import starting_points
 from looped.errors import UserError
 
-CHUNK = 64
+CHUNK = 8  # a vmapped loop waits for its slowest lane
 STARTS = 64
 _MOST_ELEMENTS = 4_000_000  # rows × parameters × lanes of one chunk's Jacobian (32 MB)
-_ROW_BLOCK = 32  # rows are padded to a multiple of this, so that tables of similar size share a compiled program
+_FEWEST_ROWS = (
+    32  # rows are padded to a power of two of at least this: subsets of a table share a compiled program
+)
 _AGREE = 1e-6  # relative: objectives this close are the same minimum
 _BOUND = 1e-4  # of the smallest loss: a term below this everywhere is at zero
 
@@ -36,10 +38,16 @@ class Objective:
 
     def __post_init__(self):
         if not 0 < self.delta < 1:
-            raise UserError(f"delta is {self.delta}; the Huber threshold of log residuals must lie in (0, 1), such as 0.001.")
+            raise UserError(
+                f"delta is {self.delta}; the Huber threshold of log residuals must lie in (0, 1), such as 0.001."
+            )
 
     def __str__(self) -> str:
-        return f"sum of Huber({self.delta:g}) of log residuals" if self.kind == "huber" else "sum of squared log residuals"
+        return (
+            f"sum of Huber({self.delta:g}) of log residuals"
+            if self.kind == "huber"
+            else "sum of squared log residuals"
+        )
 
     def value(self, residuals):
         """The term of each log residual."""
@@ -130,7 +138,12 @@ def _quiet_import():
 
 
 def solve(
-    law: Law, rows: Rows, x0: np.ndarray, weights: np.ndarray, objective: Objective, held: tuple[str, ...] = ()
+    law: Law,
+    rows: Rows,
+    x0: np.ndarray,
+    weights: np.ndarray,
+    objective: Objective,
+    held: tuple[str, ...] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Minimises the weighted objective from each of x0 [s, p], under weights [s, n] or [n].
 
@@ -139,7 +152,7 @@ def solve(
     s, n = len(x0), len(rows.log_loss)
     weights = np.broadcast_to(weights, (s, n))
     indices = tuple(law.names.index(name) for name in held)
-    padding = -n % _ROW_BLOCK
+    padding = max(_FEWEST_ROWS, 1 << (n - 1).bit_length()) - n
     chunk = max(1, min(CHUNK, _MOST_ELEMENTS // ((n + padding) * len(law.names))))
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         padded = Rows(*(jnp.asarray(np.concatenate([v, np.repeat(v[:1], padding)])) for v in rows))
@@ -149,7 +162,9 @@ def solve(
             lanes = np.arange(chunk) % len(x)  # the last chunk repeats lanes, so that one program serves all
             w = np.concatenate([w, np.zeros((len(w), padding))], axis=1)
             with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-                ends, values = _solve_chunk(law, objective, indices, jnp.asarray(x[lanes]), jnp.asarray(w[lanes]), padded)
+                ends, values = _solve_chunk(
+                    law, objective, indices, jnp.asarray(x[lanes]), jnp.asarray(w[lanes]), padded
+                )
                 return np.asarray(ends)[: len(x)], np.asarray(values)[: len(x)]
 
         begins = range(0, s, chunk)
@@ -164,7 +179,9 @@ def predict(law: Law, x: np.ndarray, rows: Rows) -> np.ndarray:
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         rows = Rows(*map(jnp.asarray, rows))
         x = jnp.asarray(x)
-        return np.asarray(law.log_loss(x, rows) if x.ndim == 1 else jax.vmap(lambda v: law.log_loss(v, rows))(x))
+        return np.asarray(
+            law.log_loss(x, rows) if x.ndim == 1 else jax.vmap(lambda v: law.log_loss(v, rows))(x)
+        )
 
 
 def jacobian(law: Law, x: np.ndarray, rows: Rows) -> np.ndarray:
@@ -191,7 +208,9 @@ def fit_law(
     ends, values = solve(law, rows, starting_points(law, rows, weights, starts), weights, objective)
     best = int(np.argmin(values))
     if not np.isfinite(values[best]):
-        raise UserError(f"the law {law.form} cannot be fitted to these {len(rows.log_loss)} rows: no start ended anywhere.")
+        raise UserError(
+            f"the law {law.form} cannot be fitted to these {len(rows.log_loss)} rows: no start ended anywhere."
+        )
     # once more from the best end: Levenberg-Marquardt then starts with fresh damping and closes the last digits
     x, again = solve(law, rows, ends[best : best + 1], weights, objective)
     x, value = (x[0], float(again[0])) if again[0] <= values[best] else (ends[best], float(values[best]))
@@ -218,7 +237,9 @@ def fit_law(
         at_bound=bounds,
         starts=len(values),
         agreement=agreement,
-        condition_number=float(np.linalg.cond(columns / np.where(norms > 0, norms, 1.0))) if norms.all() else float("inf"),
+        condition_number=float(np.linalg.cond(columns / np.where(norms > 0, norms, 1.0)))
+        if norms.all()
+        else float("inf"),
     )
 
 

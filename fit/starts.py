@@ -56,7 +56,9 @@ def project(rows: Rows, weights: np.ndarray) -> list[tuple[float, dict[str, floa
         log_n = np.logaddexp(rows.log_once, phi * rows.log_r + rows.log_rec)
         for alpha in ALPHAS:
             model = np.exp(-alpha * log_n) * floor
-            columns = np.stack([np.broadcast_to(floor, data.shape), np.broadcast_to(model, data.shape), data], axis=1)
+            columns = np.stack(
+                [np.broadcast_to(floor, data.shape), np.broadcast_to(model, data.shape), data], axis=1
+            )
             grams.append(columns @ columns.transpose(0, 2, 1))
             moments.append(columns @ root)
             points += [(alpha, beta, phi) for beta in BETAS]
@@ -87,7 +89,11 @@ def starting_points(law: Law, rows: Rows, weights: np.ndarray, count: int) -> np
             given = natural | dict(zip((p.name for p in law.extra), extra, strict=True))
             vectors.append(
                 [
-                    values[p.name] if p.name not in given else math.log(given[p.name]) if p.positive else given[p.name]
+                    values[p.name]
+                    if p.name not in given
+                    else math.log(given[p.name])
+                    if p.positive
+                    else given[p.name]
                     for p in law.parameters
                 ]
             )

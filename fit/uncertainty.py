@@ -144,7 +144,9 @@ def profile(fit: Fit, rows: Rows, low: float, high: float, points: int = 41, lev
     drop = np.array([2 * max(best - log_likelihood(fit.objective, v, n), 0.0) for v in values])
     limit = NormalDist().inv_cdf((1 + level) / 2) ** 2
     centre = int(np.argmin(drop))
-    return Profile(phis, drop, Interval(_cross(phis, drop, centre, limit, -1), _cross(phis, drop, centre, limit, 1)))
+    return Profile(
+        phis, drop, Interval(_cross(phis, drop, centre, limit, -1), _cross(phis, drop, centre, limit, 1))
+    )
 
 
 def _cross(phis: np.ndarray, drop: np.ndarray, centre: int, limit: float, step: int) -> float:
@@ -169,7 +171,9 @@ def log_likelihood(objective, value: float, rows: int) -> float:
 
     def at(log_s: float) -> float:
         s, d = math.exp(log_s), objective.delta
-        z = math.sqrt(2 * math.pi * s) * math.erf(d / math.sqrt(2 * s)) + 2 * s / d * math.exp(-(d**2) / (2 * s))
+        z = math.sqrt(2 * math.pi * s) * math.erf(d / math.sqrt(2 * s)) + 2 * s / d * math.exp(
+            -(d**2) / (2 * s)
+        )
         return -value / s - rows * math.log(z)
 
     mean = value / rows
