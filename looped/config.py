@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from looped.errors import UserError
 from looped.jsonable import to_json
@@ -23,8 +24,9 @@ def _at_least(config: object, low: float, *names: str) -> None:
 class ModelConfig:
     """A looped transformer: prelude, recurrent block applied `recurrences` times, coda (paper, section 2).
 
-    `backprop_recurrences` = k backpropagates through the last k passes only; None is full backprop.  `injection` is a
-    registered name (see `looped.recurrence`) or `module:Class`.  An unlooped model is prelude 0, coda 0, r = 1, `passthrough`.
+    `backprop_recurrences` = k backpropagates through the last k passes only; None is full backprop.  `injection`
+    is a registered name (see `looped.recurrence`) or `module:Class`; `lanes` None is that mechanism's own number.
+    An unlooped model is prelude 0, coda 0, r = 1, `passthrough`.
     """
 
     vocab_size: int = 257
@@ -58,12 +60,22 @@ class ModelConfig:
             raise UserError(f"n_kv_heads is {self.kv_heads}; it must divide n_heads {self.n_heads}.")
         if self.backprop_recurrences is not None and self.backprop_recurrences > self.recurrences:
             raise UserError(
-                f"backprop_recurrences is {self.backprop_recurrences}; it must not exceed recurrences {self.recurrences}"
-                " (leave it out for full backprop)."
+                f"backprop_recurrences is {self.backprop_recurrences}; it must not exceed recurrences"
+                f" {self.recurrences} (leave it out for full backprop)."
             )
         from looped.recurrence import injection_class
 
-        injection_class(self.injection).validate(self)
+        mechanism = injection_class(self.injection)
+        if self.lanes is None:
+            object.__setattr__(self, "lanes", mechanism.lanes)  # said or not, it is one run
+        mechanism.validate(self)
+
+    @classmethod
+    def from_reference(cls, fields: Mapping[str, Any]) -> ModelConfig:
+        """Builds the configuration from the published code's fields (`looped.interop.config_from_reference`)."""
+        from looped.interop import config_from_reference
+
+        return config_from_reference(fields)
 
     @property
     def kv_heads(self) -> int:
@@ -92,9 +104,9 @@ class ModelConfig:
 class OptimizerConfig:
     """MuonH on matrices, AdamW on the rest, and how their rates transfer over batch, tokens and width.
 
-    Rates are those at the reference point: `reference_batch_tokens` tokens a step, `reference_tokens` tokens in all and width
-    `reference_width`.  `reference_tokens` None is the published rule: ten tokens a usage-weighted parameter of the
-    reference model (`looped.counting.reference_tokens`).  Defaults are the published ones (paper, appendix).
+    Rates are those at the reference point: `reference_batch_tokens` tokens a step, `reference_tokens` tokens in all
+    and width `reference_width`.  `reference_tokens` None is the published rule: ten tokens a usage-weighted parameter
+    of the reference model (`looped.counting.reference_tokens`).  Defaults are the published ones (paper, appendix).
     """
 
     matrix_lr: float = 0.014
@@ -116,7 +128,9 @@ class OptimizerConfig:
     width_exponent: float = -0.5
 
     def __post_init__(self):
-        _at_least(self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps")
+        _at_least(
+            self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps"
+        )
         _at_least(self, 1, "reference_batch_tokens", "reference_tokens", "reference_width")
         for name in ("momentum", "adam_b1", "adam_b2", "final_lr_fraction"):
             value = getattr(self, name)

@@ -1,7 +1,7 @@
 """Parameters by role, FLOPs per token, and what a FLOP budget buys: the one place where anything is counted.
 
-Conventions are the published ones (paper, appendix on counting): the padded unembedding counts, the embedding look-up does
-not, attention has no causal discount, a block's norms count and the three outer norms do not.
+Conventions are the published ones (paper, appendix on counting): the padded unembedding counts, the embedding look-up
+does not, attention has no causal discount, a block's norms count and the three outer norms do not.
 """
 
 from __future__ import annotations
@@ -34,31 +34,36 @@ def _injection_counts(config: ModelConfig) -> tuple[int, int]:
 
 
 def count(config: ModelConfig) -> ParameterGroups:
-    """Returns the parameters of `config`'s model by role."""
+    """Returns the parameters of `config`'s model by role.
+
+    Those of a mechanism that counts as recurrent are with the recurrent block, where every convention finds them.
+    """
     layer, table = layer_parameters(config), config.padded_vocab * config.d_model
+    injection = _injection_counts(config)[0]
+    recurrent = injection if injection_class(config.injection).counts_as == "recurrent" else 0
     return ParameterGroups(
         embed=table,
         unembed=table,
         prelude=config.prelude_layers * layer,
-        recurrent_block=config.recurrent_layers * layer,
+        recurrent_block=config.recurrent_layers * layer + recurrent,
         coda=config.coda_layers * layer,
-        injection=_injection_counts(config)[0],
+        injection=injection - recurrent,
         outer_norms=3 * config.d_model,
     )
 
 
 def n_once_n_rec(config: ModelConfig) -> tuple[int, int]:
     """(n_once, n_rec) of the scaling law under the published convention (paper, section 3)."""
-    groups = count(config)
-    if injection_class(config.injection).counts_as == "recurrent":
-        return count_parameters(groups, config.recurrences, "injection-recurrent")
-    return count_parameters(groups, config.recurrences, CONVENTION)
+    return count_parameters(count(config), config.recurrences, CONVENTION)
 
 
 def effective_params(config: ModelConfig) -> int:
-    """Parameters weighted by use: prelude, coda and outer norms once, recurrent block and injection r times."""
+    """Parameters weighted by use: prelude, coda and outer norms once, recurrent block and injection r times.
+
+    As published: parameters of single passes, hyperconnection lanes, are weighted like the rest.
+    """
     groups = count(config)
-    per_pass = groups.recurrent_block + _injection_counts(config)[1]
+    per_pass = groups.recurrent_block + groups.injection
     return groups.prelude + groups.coda + groups.outer_norms + config.recurrences * per_pass
 
 
@@ -71,7 +76,9 @@ def flops_per_token(config: ModelConfig) -> float:
     injection = _injection_counts(config)[1]
     unembed = config.padded_vocab * config.d_model
     with_gradient = 6 * (layers * layer + passes * injection + unembed) + 12 * attention * layers
-    forward_only = detached * (2 * (config.recurrent_layers * layer + injection) + 4 * attention * config.recurrent_layers)
+    forward_only = detached * (
+        2 * (config.recurrent_layers * layer + injection) + 4 * attention * config.recurrent_layers
+    )
     return float(with_gradient + forward_only)
 
 
@@ -98,15 +105,20 @@ def planned_steps(spec: RunSpec) -> int:
 def reference_tokens(model: ModelConfig) -> float:
     """Tokens at which the published matrix rate holds: ten a usage-weighted parameter of the reference model.
 
-    That model has size 10 (width 640, 20 effective layers) and the architecture of `model`: looped (r = 4, 2 + 4 + 2 layers,
-    linear injection) or not looped (20 layers).
+    That model has size 10 (width 640, 20 effective layers) and the architecture of `model`: looped (r = 4, 2 + 4 + 2
+    layers, linear injection) or, at r = 1, not looped (20 layers).
     """
     shape = dataclasses.replace(
         model, d_model=640, n_heads=5, n_kv_heads=None, backprop_recurrences=None, lanes=None, mlp_ratio=4
     )
-    if model.prelude_layers + model.coda_layers == 0 and model.recurrences == 1:
+    if model.recurrences == 1:
         reference = dataclasses.replace(
-            shape, prelude_layers=0, recurrent_layers=20, coda_layers=0, recurrences=1, injection="passthrough"
+            shape,
+            prelude_layers=0,
+            recurrent_layers=20,
+            coda_layers=0,
+            recurrences=1,
+            injection="passthrough",
         )
     else:
         reference = dataclasses.replace(

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -39,8 +38,14 @@ def _norm(x: Array) -> Array:
 
 
 def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
-    """Five Polar Express steps towards the polar factor of each matrix of g [..., m, n], iterated in `dtype`."""
-    x = (g / (1.02 * _norm(g) + 1e-6)).astype(dtype)
+    """Five Polar Express steps towards the polar factor of each matrix of g [..., m, n], iterated in `dtype`.
+
+    The first iterate is g / (1.02·n + 1e-6), n = ‖g‖, as published.  For n below 1e-3 the 1e-6 becomes n²: so it stays
+    small beside n, and the direction of a gradient of any size is that of the same gradient times 1e-9.  Zero stays
+    zero.
+    """
+    n = _norm(g)
+    x = (g / jnp.where(n > 0, 1.02 * n + jnp.minimum(n * n, 1e-6), 1)).astype(dtype)
     tall = g.shape[-2] > g.shape[-1]
     if tall:
         x = x.mT
@@ -95,13 +100,30 @@ def hold_sphere(group: str = "matrix") -> optax.GradientTransformationExtraArgs:
 
 
 def _radius(path, w: Array) -> Array:
+    """‖W₀‖ of each matrix; `UserError` that names a parameter with a matrix of norm zero, unless traced."""
     radius = _norm(w)
-    if not isinstance(radius, jax.core.Tracer) and not np.all(np.asarray(radius) > 0):
+    if not isinstance(radius, jax.core.Tracer) and not bool(jnp.all(radius > 0)):
         raise UserError(
-            f"parameter {jax.tree_util.keystr(path)} has a matrix of norm zero; MuonH holds the initial norm, so initialise"
+            f"parameter {parameter_name(path)} has a matrix of norm zero; MuonH holds the initial norm, so initialise"
             " it to something else."
         )
     return radius
+
+
+def check_norms(params: nnx.State) -> None:
+    """Raises `UserError` that names a matrix of norm zero, for parameters whose optimizer starts inside `jit`."""
+    groups = parameter_groups(params)
+    jax.tree_util.tree_map_with_path(
+        lambda path, w, g: _radius(path, w) if g == "matrix" else None, params, groups
+    )
+
+
+def parameter_name(path: tuple[Any, ...]) -> str:
+    """A parameter's path with dots: `recurrent_block.query.kernel`."""
+    keys = [getattr(key, "key", getattr(key, "name", key)) for key in path]
+    if isinstance(path[-1], jax.tree_util.GetAttrKey):  # of an nnx.Variable, into the array it holds
+        keys.pop()
+    return ".".join(map(str, keys))
 
 
 def scale_by_rate(group: str) -> optax.GradientTransformationExtraArgs:
@@ -117,8 +139,8 @@ def scale_by_rate(group: str) -> optax.GradientTransformationExtraArgs:
 def parameter_groups(params: nnx.State) -> nnx.State:
     """Returns the group (one of `GROUPS`) of every parameter, in a tree of the same shape.
 
-    By type and place, never by a list of names: tables by their attribute, `PerPass` by type, anything two-dimensional
-    once the stacking axis is set aside is a matrix, the rest goes with the norms.
+    By type and place, never by a list of names: tables by their attribute, `PerPass` by type, anything of two or more
+    dimensions once the stacking axis is set aside is a matrix or a stack of them, the rest goes with the norms.
     """
 
     def group(path, variable):
@@ -128,17 +150,25 @@ def parameter_groups(params: nnx.State) -> nnx.State:
         if isinstance(variable, PerPass):
             return "per_pass"
         stacked = name in ("prelude", "recurrent_block", "coda")
-        return "matrix" if variable.get_value().ndim - stacked == 2 else "norm"
+        return "matrix" if variable.get_value().ndim - stacked >= 2 else "norm"
 
     flat = nnx.to_flat_state(params)
     return nnx.from_flat_state([(path, variable.replace(group(path, variable))) for path, variable in flat])
+
+
+def groups_by_name(params: nnx.State) -> dict[str, str]:
+    """Returns the group (one of `GROUPS`) of every parameter by its name, `recurrent_block.query.kernel`."""
+    groups = nnx.to_flat_state(parameter_groups(params))
+    return {parameter_name(path): variable.get_value() for path, variable in groups}
 
 
 def make_optimizer(config: OptimizerConfig, params: nnx.State) -> optax.GradientTransformationExtraArgs:
     """MuonH and AdamW joined by group; `update` wants `learning_rates`, a dict from group to rate."""
     adam = optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps)
     transforms: dict[Any, Any] = {g: optax.chain(adam, scale_by_rate(g)) for g in GROUPS}
-    transforms["matrix"] = optax.chain(scale_by_polar(config.momentum, jnp.dtype(config.polar_dtype)), hold_sphere("matrix"))
+    transforms["matrix"] = optax.chain(
+        scale_by_polar(config.momentum, jnp.dtype(config.polar_dtype)), hold_sphere("matrix")
+    )
     return optax.partition(transforms, parameter_groups(params))
 
 
@@ -158,6 +188,6 @@ def learning_rates(spec: RunSpec) -> dict[str, float]:
     }
 
 
-def decay(step: Array | int, steps: Array | int, final_fraction: float) -> Any:
-    """The schedule: 1 at step 0, falling linearly towards `final_fraction` at `steps`; never below zero."""
-    return 1 - (1 - final_fraction) * step / steps
+def decay(step: int, steps: int, final_fraction: float) -> float:
+    """The schedule: 1 at step 0, falling linearly to `final_fraction` at `steps` and staying there, never negative."""
+    return 1 - (1 - final_fraction) * min(step / steps, 1.0)
