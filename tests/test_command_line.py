@@ -35,7 +35,7 @@ def test_help_lists_every_command_with_a_summary_in_groups(capsys):
 def test_help_imports_neither_jax_nor_any_command():
     code = (
         "import sys; from looped.__main__ import main; main(['--help']);"
-        "print(*sorted({'jax', 'flax', 'rich.live', 'experiments', 'fit.commands'} & set(sys.modules)))"
+        "print(*sorted({'jax', 'flax', 'experiments.commands', 'fit.commands'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
@@ -129,12 +129,16 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(tmp_path):
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"LOOPED_DATA": str(tmp_path / "data")},
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "sweep" / "sweep.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "sweep" / "sweep.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "the same command goes on" in errors
     assert "Traceback" not in errors
