@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from looped.attention import causal_attention, rms_normalise, rotary_tables, rotate
+from looped.attention import (
+    KeyValues,
+    Positions,
+    causal_attention,
+    positions_in_cache,
+    rms_normalise,
+    rotary_tables,
+    rotate,
+)
 from looped.config import ModelConfig
+from looped.errors import UserError
 from looped.recurrence import injection_class, loop
 
 Array = jax.Array
@@ -57,14 +66,18 @@ class Block(nnx.Module):
         self.mlp_out = Linear(config.mlp_ratio * d, d, rngs)
         self.head_dim, self.epsilon = config.head_dim, config.norm_epsilon
 
-    def __call__(self, x: Array, rotary: tuple[Array, Array]) -> Array:
+    def __call__(self, x: Array, at: Positions, cache: KeyValues | None) -> tuple[Array, KeyValues | None]:
+        """x [B, T, D] → (its output, the cache [B, S, G, K] with the new keys and values in)."""
         h = self.attention_norm(x)
         q, k, v = (
-            projection(h).reshape(*h.shape[:-1], -1, self.head_dim) for projection in (self.query, self.key, self.value)
+            projection(h).reshape(*h.shape[:-1], -1, self.head_dim)
+            for projection in (self.query, self.key, self.value)
         )
-        q, k = (rms_normalise(rotate(y, *rotary), self.epsilon) for y in (q, k))
-        x = x + self.attention_out(causal_attention(q, k, v).reshape(*x.shape[:-1], -1))
-        return x + self.mlp_out(jnp.square(jax.nn.relu(self.mlp_in(self.mlp_norm(x)))))
+        q, k = (rms_normalise(rotate(y, at.cos, at.sin), self.epsilon) for y in (q, k))
+        if cache is not None:
+            k, v = cache = cache.write(k, v, at.slot)
+        x = x + self.attention_out(causal_attention(q, k, v, at.visible).reshape(*x.shape[:-1], -1))
+        return x + self.mlp_out(jnp.square(jax.nn.relu(self.mlp_in(self.mlp_norm(x))))), cache
 
 
 def _stack(n: int, config: ModelConfig, rngs: nnx.Rngs) -> Block | None:
@@ -75,16 +88,44 @@ def _stack(n: int, config: ModelConfig, rngs: nnx.Rngs) -> Block | None:
     return make(rngs)
 
 
-def _apply_stack(stack: Block | None, x: Array, rotary: tuple[Array, Array], unroll: bool) -> Array:
-    """Scans the stacked blocks over x [B, T, D], so that the program's size does not grow with depth."""
+def _apply_stack(
+    stack: Block | None, x: Array, at: Positions, cache: KeyValues | None, unroll: bool
+) -> tuple[Array, KeyValues | None]:
+    """Scans the stacked blocks over x [B, T, D], so that the program's size does not grow with depth.
+
+    `cache` [layers, B, S, G, K] comes back with the new keys and values in.
+    """
     if stack is None:
-        return x
+        return x, cache
     graphdef, layers = nnx.split(stack)
 
-    def body(x, layer):
-        return nnx.merge(graphdef, layer)(x, rotary), None
+    def body(x, layer_and_cache):
+        layer, cache = layer_and_cache
+        return nnx.merge(graphdef, layer)(x, at, cache)
 
-    return jax.lax.scan(body, x, layers, unroll=True if unroll else 1)[0]
+    return jax.lax.scan(body, x, (layers, cache), unroll=True if unroll else 1)
+
+
+class Stages(NamedTuple):
+    """Cached keys and values, [layers, B, S, G, K]; the recurrent block's [budget, layers, B, S, G, K]."""
+
+    prelude: KeyValues | None = None
+    recurrent: KeyValues | None = None
+    coda: KeyValues | None = None
+
+
+class Cache(NamedTuple):
+    """The tokens so far, for decoding; rows begin with `padding` [B] unused slots, `filled` slots are taken.
+
+    Of the recurrent block, the entries of `budget` passes are kept: pass i writes and reads entry i mod
+    budget, the rule of Huginn (arXiv:2502.05171, section 6.2), so that those of a token's last passes remain.
+    With a budget of r every pass finds its own.  With a smaller one it finds its own for the tokens at hand
+    and, for those before, the entries of the last pass that shares its place.
+    """
+
+    stages: Stages
+    padding: Array
+    filled: Array
 
 
 class LoopedLM(nnx.Module):
@@ -105,25 +146,72 @@ class LoopedLM(nnx.Module):
         self.injection = injection_class(config.injection)(config, rngs)
 
     def __call__(self, tokens: Array, recurrences: int | None = None) -> Array:
-        """tokens [B, T] integers → logits [B, T, V] float32.  `recurrences` other than the trained r is for evaluation."""
+        """tokens [B, T] integers → logits [B, T, V] float32.
+
+        `recurrences` other than the trained r is for evaluation.  Where the mechanism has parameters for
+        every pass, fewer recurrences use those of the first passes, and more are refused with `UserError`.
+        """
         return self.unembed(self.hidden(tokens, recurrences))
 
     def hidden(self, tokens: Array, recurrences: int | None = None) -> Array:
         """tokens [B, T] → the coda's normalised output [B, T, D]."""
+        at = Positions(*rotary_tables(tokens.shape[1], self.config.head_dim, self.config.rope_base))
+        return self._run(tokens, at, Stages(), self.passes(recurrences))[0]
+
+    def extend(self, tokens: Array, cache: Cache, recurrences: int | None = None) -> tuple[Array, Cache]:
+        """Appends tokens [B, T] to those in `cache` → (the coda's normalised output [B, T, D], new cache).
+
+        At a full budget that output equals `hidden`'s, given a mechanism that treats every token by itself,
+        as all here do.  More tokens than the cache has room for give undefined results.
+        """
+        assert cache.stages.recurrent is not None
+        capacity = cache.stages.recurrent.keys.shape[-3]
+        tables = rotary_tables(capacity, self.config.head_dim, self.config.rope_base)
+        at = positions_in_cache(tables, cache.padding, cache.filled, tokens.shape[1])
+        h, stages = self._run(tokens, at, cache.stages, self.passes(recurrences))
+        return h, Cache(stages, cache.padding, cache.filled + tokens.shape[1])
+
+    def empty_cache(self, padding: Array, capacity: int, kv_budget: int) -> Cache:
+        """A cache of `capacity` slots for rows that begin with padding [B] unused ones."""
+        c = self.config
+
+        def stage(*leading: int) -> KeyValues | None:
+            shape = (*leading, len(padding), capacity, c.kv_heads, c.head_dim)
+            return KeyValues(*(jnp.zeros(shape, c.compute_dtype) for _ in range(2))) if all(leading) else None
+
+        stages = Stages(stage(c.prelude_layers), stage(kv_budget, c.recurrent_layers), stage(c.coda_layers))
+        return Cache(stages, padding, jnp.zeros((), jnp.int32))
+
+    def passes(self, recurrences: int | None) -> int:
+        """How many passes to run, the trained r for None; `UserError` where the model cannot run so many."""
+        if recurrences is None:
+            return self.config.recurrences
+        if recurrences < 1:
+            raise UserError(f"recurrences is {recurrences}; it must be at least 1.")
+        self.injection.check_passes(self.config, recurrences)
+        return recurrences
+
+    def _run(self, tokens: Array, at: Positions, caches: Stages, r: int) -> tuple[Array, Stages]:
+        """The one path of training, where nothing is cached, and of decoding."""
         config = self.config
-        r = config.recurrences if recurrences is None else recurrences
-        rotary = rotary_tables(tokens.shape[1], config.head_dim, config.rope_base)
-        run: Callable = lambda stack, x: _apply_stack(stack, x, rotary, self.unroll)  # noqa: E731
+
+        def run(stack: Block | None, x: Array, cache: KeyValues | None):
+            return _apply_stack(stack, x, at, cache, self.unroll)
 
         x = self.embedding.get_value()[tokens].astype(config.compute_dtype)
-        e = run(self.prelude, self.embedding_norm(x))
+        e, prelude_cache = run(self.prelude, self.embedding_norm(x), caches.prelude)
 
-        def one_pass(state, i):
-            s = self.pass_norm(run(self.recurrent_block, self.injection.enter(state, e, i)))
-            return self.injection.leave(state, s, i)
+        def one_pass(carry, i):
+            state, kept = carry
+            own = jax.tree.map(lambda x: x[i % len(x)], kept)
+            s, own = run(self.recurrent_block, self.injection.enter(state, e, i), own)
+            kept = jax.tree.map(lambda x, new: x.at[i % len(x)].set(new), kept, own)
+            return self.injection.leave(state, self.pass_norm(s), i), kept
 
-        state = loop(one_pass, self.injection.initial(e), r, min(config.k, r), self.unroll)
-        return self.final_norm(run(self.coda, self.injection.read(state)))
+        carry = (self.injection.initial(e), caches.recurrent)
+        state, recurrent_cache = loop(one_pass, carry, r, min(config.k, r), self.unroll)
+        h, coda_cache = run(self.coda, self.injection.read(state), caches.coda)
+        return self.final_norm(h), Stages(prelude_cache, recurrent_cache, coda_cache)
 
     def unembed(self, h: Array) -> Array:
         """h [..., D] → capped logits [..., V] in float32, the vocabulary's padding cut off."""
