@@ -10,7 +10,7 @@ import numpy as np
 from fit.identify import Verdict, after_fitting, before_fitting
 from fit.law import Law, Rows, make_rows
 from fit.losses import Baseline, Losses
-from fit.solve import Fit, Objective, fit_law
+from fit.solve import HUBER, Fit, Objective, fit_law
 from fit.uncertainty import LEVEL, RESAMPLES, Bootstrap, Draws, Interval, bootstrap, draw
 from looped.errors import UserError
 
@@ -24,7 +24,7 @@ _MANY_BAD_REFITS = 0.05
 class Options:
     """How to fit.  `pair`: which cells the arms share when resampled together, the r = 1 cells or every (budget, r)."""
 
-    objective: Objective = Objective()
+    objective: Objective = HUBER
     baseline: Baseline = "matched"
     unit: Unit = "cell"
     pair: Literal["baseline", "cells"] = "baseline"
@@ -41,6 +41,9 @@ class Options:
             raise UserError(f"resamples is {self.resamples}; give between 50 and 100000, such as 1000.")
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; give a whole number of at least 0.")
+
+
+DEFAULTS = Options()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,7 @@ def arm_rows(losses: Losses, index: np.ndarray, arm: np.ndarray | None = None):
     )
 
 
-def analyse(losses: Losses, options: Options = Options()) -> Analysis:
+def analyse(losses: Losses, options: Options = DEFAULTS) -> Analysis:
     """Fits the joint law to every arm and resamples all arms together."""
     results = {}
     for arm in losses.unnamed_arms:
@@ -113,7 +116,8 @@ def analyse(losses: Losses, options: Options = Options()) -> Analysis:
                 results[a.arm] = dataclasses.replace(a, verdict=refused)
     if draws is not None:
         for a in able:
-            assert a.fit is not None and a.rows is not None
+            assert a.fit is not None
+            assert a.rows is not None
             boot = bootstrap(a.fit, a.rows, draws, draws.weights[:, a.index])
             results[a.arm] = with_interval(a, boot, options)
     return Analysis(losses, options, results, tuple(differences(results, options)), draws)
@@ -157,8 +161,8 @@ def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmRe
     bad = boot.failed + boot.at_bound
     if bad > _MANY_BAD_REFITS * len(boot.usable):
         notes.append(
-            f"of {len(boot.usable)} resamples {boot.failed} could not be fitted and {boot.at_bound} ended with a parameter"
-            " at a bound: the interval is rough"
+            f"of {len(boot.usable)} resamples {boot.failed} could not be fitted and {boot.at_bound} ended with a"
+            " parameter at a bound: the interval is rough"
         )
     if boot.redrawn:
         notes.append(f"{boot.redrawn} resamples lost an r, or all budgets but one, and were drawn again")
@@ -189,7 +193,10 @@ def differences(
     found = []
     for name, against in pairs:
         one, other = able[name], able[against]
-        assert one.boot and other.boot and one.phi is not None and other.phi is not None
+        assert one.boot is not None
+        assert other.boot is not None
+        assert one.phi is not None
+        assert other.phi is not None
         both = one.boot.usable & other.boot.usable
         gap = (one.boot.values["phi"] - other.boot.values["phi"])[both]
         low, high = np.quantile(gap, [(1 - options.level) / 2, (1 + options.level) / 2])

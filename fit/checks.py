@@ -1,4 +1,4 @@
-"""What a whole table can get wrong that no single row shows: units that change between rows, budgets that do not add up."""
+"""What a whole table can get wrong that no single row shows: units that change, budgets that do not add up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from looped.errors import UserError
 if TYPE_CHECKING:
     from fit.losses import Losses
 
-_UNIT_GAP = (
-    1e4  # no sweep jumps by this factor between neighbouring sizes or token counts; a change of unit does
-)
+_UNIT_GAP = 1e4  # no sweep jumps by this factor between neighbouring values; a change of unit does
 _FEWEST_TOKENS = 1000
 _BITS = 1 / math.log(2)
+_GAP = 0.2  # of log loss: wider than any gap between neighbouring runs of one budget
 
 
 def check_table(losses: Losses) -> list[str]:
@@ -26,8 +25,8 @@ def check_table(losses: Losses) -> list[str]:
     few = int(np.argmin(losses.tokens))
     if losses.tokens[few] < _FEWEST_TOKENS:
         raise UserError(
-            f"{losses.labels[few]}: tokens is {losses.tokens[few]:g}, too few to train on; give a count of tokens, not"
-            " millions or billions of them."
+            f"{losses.labels[few]}: tokens is {losses.tokens[few]:g}, too few to train on; give a count of tokens,"
+            " not millions or billions of them."
         )
     _check_bits(losses)
     return _check_budgets(losses) + _check_sets(losses)
@@ -46,28 +45,29 @@ def _check_unit(losses: Losses, values: np.ndarray, name: str) -> None:
 
 
 def _check_bits(losses: Losses) -> None:
-    """A gap in the losses of one budget as wide as the step from nats to bits, with nothing inside it."""
+    """A gap in the losses of one budget as wide as the step from nats to bits, or losses that rise with the budget."""
+    lowest = (0.0, np.inf)
     for budget in np.unique(losses.budget[np.isfinite(losses.budget)]):
         rows = np.flatnonzero(losses.budget == budget)
         order = rows[np.argsort(losses.loss[rows])]
         logs = np.log(losses.loss[order])
         steps = np.diff(logs)
-        if not len(steps) or steps.max() < 0.2:
-            continue
-        cut = int(np.argmax(steps)) + 1
-        ratio = float(np.exp(np.median(logs[cut:]) - np.median(logs[:cut])))
-        if abs(ratio / _BITS - 1) < 0.1:
-            odd = order[cut:] if len(order) - cut <= cut else order[:cut]
-            word = (
-                "bits"
-                if odd is not order[:cut] and losses.loss[odd[0]] >= losses.loss[order[cut]]
-                else "nats"
-            )
-            raise UserError(
-                f"{losses.labels[odd[0]]}: loss is {losses.loss[odd[0]]:g}, about {ratio:.2f} times off the others at"
-                f" {budget:.3g} FLOPs, as {word} beside {'nats' if word == 'bits' else 'bits'} would be; give every loss"
-                " in nats per token (bits × ln 2)."
-            )
+        if len(steps) and steps.max() > _GAP:
+            cut = int(np.argmax(steps)) + 1
+            ratio = float(np.exp(np.median(logs[cut:]) - np.median(logs[:cut])))
+            if abs(ratio / _BITS - 1) < 0.1:
+                odd, unit = (order[cut], "bits") if 2 * cut >= len(order) else (order[0], "nats")
+                _unit_error(losses, odd, f"the others at {budget:.3g} FLOPs", unit)
+        if losses.loss[order[0]] > lowest[1] * np.exp(_GAP):
+            _unit_error(losses, order[0], f"those at {lowest[0]:.3g} FLOPs, a smaller budget", "bits")
+        lowest = min(lowest, (float(budget), float(losses.loss[order[0]])), key=lambda pair: pair[1])
+
+
+def _unit_error(losses: Losses, row: int, others: str, unit: str) -> None:
+    raise UserError(
+        f"{losses.labels[row]}: loss is {losses.loss[row]:g}, as far from {others} as {unit} would be; give every"
+        " loss in nats per token (bits × ln 2)."
+    )
 
 
 def _check_budgets(losses: Losses) -> list[str]:
@@ -81,10 +81,10 @@ def _check_budgets(losses: Losses) -> list[str]:
         return []
     message = (
         f"{losses.labels[worst]}: tokens × flops_per_token is {ratio[worst]:.2f} of budget_flops; tokens must come from"
-        " the FLOPs of the run itself (truncated runs from truncated FLOPs)."
+        " the FLOPs of the run itself (truncated runs from truncated FLOPs)"
     )
     if not 0.5 <= ratio[worst] <= 2:
-        raise UserError(message)
+        raise UserError(f"{message}.")
     return [message]
 
 
@@ -92,6 +92,6 @@ def _check_sets(losses: Losses) -> list[str]:
     hashes = {h for h in losses.columns.get("data_hash", ()) if h}
     if len(hashes) > 1:
         return [
-            f"the runs were trained on {len(hashes)} different data sets: their losses may not be comparable."
+            f"the runs were trained on {len(hashes)} different data sets: their losses may not be comparable"
         ]
     return []

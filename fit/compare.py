@@ -11,21 +11,22 @@ from typing import Any
 import numpy as np
 
 from fit.analysis import Analysis, ArmResult, Difference, analyse, arm_rows, differences, reference_arm
-from fit.law import ArmExponents
+from fit.law import ArmExponents, Law
 from fit.losses import Losses
 from fit.solve import fit_law
 from fit.uncertainty import Interval, bootstrap
 from looped.errors import UserError
 
-PARTS = ("loop", "tokens", "recipe")
+PARTS: tuple[str, ...] = ("loop", "tokens", "recipe")
 _SAME_SIZE = 0.1  # of log N
 RECIPE = ("E", "A", "B", "alpha", "beta")
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What the loss of `arm` minus that of `against` is made of, at equal compute, in nats per token (negative: better).
+    """What the loss of `arm` minus that of `against` is made of, at equal compute, in nats per token.
 
+    Negative is better for `arm`.
     Means over the `pairs` of runs of equal budget, r and (to a tenth) size, for one `recurrences` or for all (None).
     `loop` is the part of φ, `tokens` that of what the same FLOPs buy (tokens, and the difference in size if there is
     one), `recipe` that of E, A, B, α and β; they add up to `fitted`.  `observed` is the difference of the losses.
@@ -89,16 +90,15 @@ def compare(losses: Losses, options) -> Comparison:
         pairs,
         _pooled_misfit(able),
     )
-    shared, law_pairs = _shared_exponents(analysis, able)
+    shared, doubts = _shared_exponents(analysis, able)
     reference = reference_arm(list(able))
     splits = []
     for name in able:
         if name != reference:
             splits += split(analysis, able[name], able[reference])
-    notes = [f"{s.arm} and {s.against} have no configuration in common." for s in splits if not s.pairs]
-    return Comparison(
-        analysis, pairs, (own, shared), tuple(s for s in splits if s.pairs), tuple(notes + law_pairs)
-    )
+    notes = [f"{s.arm} and {s.against} have no configuration in common" for s in splits if not s.pairs]
+    views = (own, shared, _one_law(analysis, able))
+    return Comparison(analysis, pairs, views, tuple(s for s in splits if s.pairs), tuple(notes + doubts))
 
 
 def _pooled_misfit(able: Mapping[str, ArmResult]) -> float:
@@ -130,16 +130,24 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tupl
     intervals = {name: boot.interval(v, level) for name, v in values.items()}
     view = View("everything but φ (one E, A, B, α, β)", phi, intervals, tuple(found), fit.rmse)
     notes = (
-        [f"with shared parameters the fit is not settled: {fit.status}."] if fit.status != "converged" else []
+        [f"with shared parameters the fit is not settled: {fit.status}"] if fit.status != "converged" else []
     )
     return view, notes
+
+
+def _one_law(analysis: Analysis, able: Mapping[str, ArmResult]) -> View:
+    """One law and one φ for every arm."""
+    index = np.unique(np.concatenate([a.index for a in able.values()]))
+    rows, scale = arm_rows(analysis.losses, index)
+    fit = fit_law(Law(), rows, scale, objective=analysis.options.objective)
+    return View("everything (one law, one φ)", dict.fromkeys(able, fit.parameters["phi"]), {}, (), fit.rmse)
 
 
 def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]:
     """Splits the loss difference of two arms at equal compute, for every r > 1 and for all of them.
 
-    Each part is its average effect over the orders in which φ, the tokens and the recipe can be exchanged (Shapley's), so
-    that the parts add up and no order is preferred.
+    Each part is its average effect over the orders in which φ, the tokens and the recipe can be exchanged (Shapley's),
+    so that the parts add up and no order is preferred.
     """
     here, there = _matched(analysis.losses, arm, against)
     if not len(here):
@@ -162,14 +170,21 @@ def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]
             intervals[part] = Interval(float(bounds[0]), float(bounds[1]))
         found.append(
             Split(
-                arm.arm, against.arm, value, int(at.sum()), float(observed[at].mean()), sum(parts.values()), parts, intervals
+                arm=arm.arm,
+                against=against.arm,
+                recurrences=value,
+                pairs=int(at.sum()),
+                observed=float(observed[at].mean()),
+                fitted=sum(parts.values()),
+                parts=parts,
+                intervals=intervals,
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def _matched(losses: Losses, arm: ArmResult, against: ArmResult) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of rows with r > 1 and equal budget, r and seed (where stated), nearest in size and within a tenth of it."""
+    """Pairs of rows with r > 1 and equal budget, r and (where stated) seed, nearest in size and within a tenth."""
     size = np.log(losses.n_once + losses.n_rec)
     seeds = losses.columns.get("seed", ("",) * len(losses))
 

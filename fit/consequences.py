@@ -18,8 +18,8 @@ from looped.errors import UserError
 class Equivalent:
     """A looped model beside unshared ones; sizes in parameters, without the tables the convention leaves out.
 
-    `equal_loss`: n_once + r^φ·n_rec, the unshared model of the same loss on the same tokens.  `equal_cost`: n_once + r·n_rec,
-    the one of the same training FLOPs a token (with k < r backpropagated passes a pass without gradient costs a third).
+    `equal_loss`: n_once + r^φ·n_rec, the unshared model of the same loss on the same tokens.  `equal_cost`: n_once +
+    r·n_rec, the one of the same training FLOPs a token (with k < r, a pass without gradient costs a third of one with).
     Losses are given where `tokens` is.
     """
 
@@ -45,8 +45,8 @@ class Equivalent:
 class Family:
     """How the models of one arm and r grow.
 
-    Each of `once`, `rec` and `flops` (per token) is a quadratic in width without a constant, in coefficients (of d², of d),
-    or, without widths, proportional to the size.  `widths` are the smallest and largest run.
+    Each of `once`, `rec` and `flops` (per token) is a quadratic in width without a constant, in coefficients (of d², of
+    d), or, without widths, proportional to the size.  `widths` are the smallest and largest run.
     """
 
     once: np.ndarray

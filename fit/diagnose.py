@@ -1,4 +1,4 @@
-"""Where the law fits and where it does not: multipliers by r, halves of the grid, single cells, misfit by r and budget."""
+"""Where the law fits and where it does not: multipliers by r, parts of the grid, single cells, misfit."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Multiplier:
 class LackOfFit:
     """Whether m(r) departs from r^φ by more than chance.
 
-    `rows_p` is the likelihood-ratio test with rows independent; `cells_p` the Wald test of log m(r) against φ·log r with
-    the covariance of the resamples, which lets the runs of a cell err together.  None with fewer than two r above 1.
+    `rows_p` is the likelihood-ratio test with rows independent; `cells_p` the Wald test of log m(r) against φ·log r
+    with the covariance of the resamples, which lets the runs of a cell err together.  None with one r above 1.
     """
 
     multipliers: tuple[Multiplier, ...]

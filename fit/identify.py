@@ -48,8 +48,8 @@ def before_fitting(losses: Losses, rows: np.ndarray, law: Law) -> Verdict:
         doubts.append("no row has r = 1: φ rests on differences between looped models alone")
     if _one_budget(losses, rows, budget):
         reasons.append(
-            "all rows have one compute budget, where tokens follow from parameters and φ is not determined: add a second"
-            " budget, at least twice the first"
+            "all rows have one compute budget, where tokens follow from parameters and φ is not determined: add a"
+            " second budget, at least twice the first"
         )
     n_total = losses.n_once[rows] + np.sqrt(r) * losses.n_rec[rows]
     reasons += _sizes(np.log(n_total), np.log(losses.tokens[rows]), r)

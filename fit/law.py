@@ -2,9 +2,9 @@
 
     L = E + A·(n_once + r^φ·n_rec)^−α + B·D^−β          (arXiv:2604.21106, section 3)
 
-L is the loss in nats per token, D the tokens trained on.  φ = 1: a recurrence is worth as much as unshared layers; φ = 0: it is
-worth nothing.  A law works on `Rows`, scaled so that its parameters are of order one whatever the size of the models; the
-parameters a reader sees are `natural` ones.  A new form is one subclass of `Law` that overrides one hook.
+L is the loss in nats per token, D the tokens trained on.  φ = 1: a recurrence is worth as much as unshared layers;
+φ = 0: it is worth nothing.  A law works on `Rows`, scaled so that its parameters are of order one whatever the size of
+the models; the parameters a reader sees are `natural` ones.  A new form is one subclass of `Law` that overrides a hook.
 """
 
 from __future__ import annotations
@@ -292,10 +292,12 @@ NEIGHBOURS: tuple[Law, ...] = (Law(), LoopFloor(), LoopData(), LogMultiplier(), 
 """The law and the forms a reviewer would put beside it."""
 
 
-def power_law_phi(law: Law, natural: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def power_law_phi(law: Law, natural: Mapping[str, Any]) -> Any:
     """φ under `law`, or of the power of r with the same worth at r = 4; None where the law has several or none."""
     if "phi" in natural:
         return natural["phi"]
+    if isinstance(law, FixedExponent):
+        return law.phi
     if isinstance(law, LogMultiplier):
         return np.log1p(2 * natural["c"]) / math.log(4)
     return None

@@ -46,8 +46,8 @@ class _Parabola:
 def iso_flop_minima(losses: Losses, baseline: Baseline = "matched", level: float = 0.95) -> list[Minimum]:
     """Returns the minimum of every arm, r and budget, in that order.
 
-    The interval on N* is Fieller's, with the noise pooled over all parabolas of the arm: single cells have hardly a degree
-    of freedom of their own.  Raises `UserError` where the table shows no budgets.
+    The interval on N* is Fieller's, with the noise pooled over all parabolas of the arm: single cells have hardly a
+    degree of freedom of their own.  Raises `UserError` where the table shows no budgets.
     """
     if not np.isfinite(losses.budget).all():
         raise UserError(

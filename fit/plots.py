@@ -64,7 +64,7 @@ def _shades(count: int) -> list[str]:
 
 
 def isoflops(analysis: Analysis) -> Figure:
-    """Loss against parameters, a row of panels an arm, a panel an r, a colour a budget, with the fitted law as lines."""
+    """Loss against parameters: a row of panels an arm, a panel an r, a colour a budget, the fitted law as lines."""
     losses = analysis.losses
     arms = list(analysis.arms.values())
     columns = np.unique(losses.recurrences)

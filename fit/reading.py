@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,25 +15,34 @@ from looped.errors import UserError
 from looped.record import ParameterGroups, RunRecord, find_records
 
 MAX_ROWS = 20_000
+EXAMPLES = pathlib.Path(__file__).parent / "data"
 GROUP_PREFIX = "params_"
 GROUPS = tuple(field.name for field in dataclasses.fields(ParameterGroups))
 
 
 @dataclasses.dataclass(frozen=True)
 class RawRow:
-    """One row before validation: what to call it in messages, which source it came from, and its values by column."""
+    """One row before validation: what to call it in messages, which source it came from, and its values by column.
+
+    `origin` names the source where there are several.
+    """
 
     label: str
     source: int
     values: dict[str, Any]
+    origin: str = ""
 
 
 def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> Iterator[RawRow]:
     """Yields the rows of a directory of runs or of a CSV or Parquet file; labels start with its name if `named`.
 
-    Raises `UserError` for a path that is missing, is neither, or holds more rows than a sweep has runs.
+    `paper-vanilla` and `paper-truncated` name the published losses that come with this package, unless there is such a
+    path.  Raises `UserError` for a path that is missing, is neither, or holds more rows than a sweep has runs.
     """
     path = epath.Path(path)
+    example = EXAMPLES / f"{path}.csv"
+    if not path.exists() and example.exists():
+        path = epath.Path(example)
     prefix = f"{path.name} " if named else ""
     if path.is_dir():
         yield from _read_runs(path, index, prefix)
@@ -51,11 +61,11 @@ def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> It
     for number, (line, values) in enumerate(rows, 1):
         if number > MAX_ROWS:
             raise UserError(
-                f"{path}: row {number} is one too many (at most {MAX_ROWS:,}); the law is fitted to final losses, one row"
-                " a run, so keep the last row of each run of a training log."
+                f"{path}: row {number} is one too many (at most {MAX_ROWS:,}); the law is fitted to final losses, one"
+                " row a run, so keep the last row of each run of a training log."
             )
         where = f" (line {line})" if line else ""
-        yield RawRow(f"{prefix}row {number}{where}", index, values)
+        yield RawRow(f"{prefix}row {number}{where}", index, values, prefix.strip())
 
 
 def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
@@ -67,7 +77,7 @@ def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
             values: dict[str, Any] = {"status": "unreadable", "reason": str(record), "run_id": name}
         else:
             values = record_values(record)
-        yield RawRow(f"{prefix}run {name}", index, values)
+        yield RawRow(f"{prefix}run {name}", index, values, prefix.strip())
     if not found:
         raise UserError(
             f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file."
@@ -131,7 +141,8 @@ def _csv_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str,
                 continue
             if len(fields) != len(names):
                 raise UserError(
-                    f"{path}: line {reader.line_num} has {len(fields)} fields and the header {len(names)}; complete the line."
+                    f"{path}: line {reader.line_num} has {len(fields)} fields and the header {len(names)}; complete the"
+                    " line."
                 )
             yield reader.line_num, dict(zip(names, (f.strip() for f in fields), strict=True))
     except csv.Error as error:

@@ -8,9 +8,10 @@ from typing import Any
 
 from etils import epath
 
-from fit.analysis import Analysis, ArmResult, Difference, Options, analyse
-from fit.losses import UNSTATED, LossUnit, read_losses
+from fit.analysis import DEFAULTS, Analysis, ArmResult, Difference, Options, analyse
+from fit.losses import LossUnit, read_losses
 from fit.output import plain, to_text, write_files
+from fit.validate import UNSTATED
 
 SCHEMA_VERSION = 1
 PARAMETERS = ("E", "A", "alpha", "B", "beta")
@@ -73,7 +74,9 @@ def arm_json(arm: ArmResult, analysis: Analysis) -> dict[str, Any]:
     }
     if identified:
         fit, boot, interval = arm.fit, arm.boot, arm.interval
-        assert fit is not None and boot is not None and interval is not None
+        assert fit is not None
+        assert boot is not None
+        assert interval is not None
         data["phi"] = {
             "estimate": arm.phi,
             "interval": [interval.low, interval.high],
@@ -139,8 +142,8 @@ def arm_words(arm: ArmResult, analysis: Analysis) -> list[str]:
         f"  {len(arm.index)} rows, R² {arm.fit.r_squared:.4f}, misfit {1000 * arm.fit.rmse:.1f} mnat; "
         + ", ".join(f"{n} {arm.fit.parameters[n]:.4g}" for n in PARAMETERS)
         + ".",
-        f"  Interval: {method(arm)}; {convention_words(analysis.losses.convention)}; {analysis.options.baseline} baseline;"
-        f" {analysis.options.objective}; {arm.fit.status}.",
+        f"  Interval: {method(arm)}; {convention_words(analysis.losses.convention)};"
+        f" {analysis.options.baseline} baseline; {analysis.options.objective}; {arm.fit.status}.",
     ]
     return lines + [f"  Warning: {w}." for w in arm.warnings]
 
@@ -151,9 +154,9 @@ def told_apart(low: float, high: float) -> str:
     if zero and one:
         return "These runs cannot tell φ from 0 (recurrences worth nothing) nor from 1 (as good as unshared layers)."
     if zero:
-        return "φ cannot be told from 0: a recurrence may be worth nothing here; it is worth less than unshared layers (φ = 1)."
+        return "φ cannot be told from 0: a recurrence may be worth nothing here; it is worth less than unshared layers."
     if one:
-        return "φ cannot be told from 1: a recurrence may be worth as much as unshared layers; it is worth something (φ > 0)."
+        return "φ cannot be told from 1: a recurrence may be worth as much as unshared layers; it is worth something."
     if high < 0:
         return "φ is below 0: more recurrences make these models worse at equal tokens."
     if low > 1:
@@ -176,12 +179,13 @@ def difference_words(d: Difference, level: float) -> str:
 def measure(
     source: epath.PathLike | Sequence[epath.PathLike],
     out_dir: epath.PathLike,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
     convention: str | None = None,
     loss_unit: LossUnit = "nats",
 ) -> Report:
-    """Fits every arm of `source` (a directory of runs, or CSV/Parquet) and writes `out_dir`/phi.json, losses.csv, isoflops.png.
+    """Fits every arm of `source` and writes phi.json, losses.csv and isoflops.png under `out_dir`.
 
+    `source` is a directory of runs, a CSV or Parquet file, or several of them.
     Raises `UserError` when the rows cannot be read; where they do not identify φ, the report says what is missing.
     """
     report = Report(analyse(read_losses(source, convention, loss_unit), options))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from fit.analysis import Analysis, ArmResult
-from fit.law import NEIGHBOURS, Law, power_law_phi
+from fit.law import NEIGHBOURS, FixedExponent, Law, Multipliers, power_law_phi
 from fit.losses import Losses
 from fit.solve import Fit, fit_law, predict, solve
 from fit.uncertainty import Interval, bootstrap
@@ -20,13 +21,14 @@ _HELD_OUT_BUDGETS = 1 / 3
 class LawRow:
     """One law on one arm.
 
-    `misfit` is the rmse over the rows fitted, `left_out` that over rows predicted with their cell (budget × r) left out,
-    `extrapolated` that over the upper third of the budgets, predicted from the others; all in nats per token, None where
-    the table has too few cells or budgets.  `phi` is that of the power of r with the same worth at r = 4.
+    `misfit` is the rmse over the rows fitted, `left_out` that over rows predicted with their cell (budget × r) left
+    out, `extrapolated` that over the upper third of the budgets, predicted from the others; all in nats per token, None
+    where the table has too few cells or budgets.  `phi` is None where the law has a multiplier for each r; where it has
+    another form it is that of the power of r with the same worth at r = 4.
     """
 
     law: Law
-    phi: float
+    phi: float | None
     interval: Interval | None
     misfit: float
     left_out: float | None
@@ -36,28 +38,39 @@ class LawRow:
     status: str
 
 
-def sensitivity(analysis: Analysis, arm: ArmResult, laws: tuple[Law, ...] = NEIGHBOURS) -> list[LawRow]:
+def laws_beside(recurrences: np.ndarray) -> tuple[Law, ...]:
+    """The law, φ fixed at 0 and at 1, a multiplier for each r, and the neighbouring forms."""
+    free = Multipliers(tuple(int(r) for r in np.unique(recurrences) if r > 1))
+    return (NEIGHBOURS[0], FixedExponent(0.0), FixedExponent(1.0), free, *NEIGHBOURS[1:])
+
+
+def sensitivity(analysis: Analysis, arm: ArmResult, laws: Sequence[Law] | None = None) -> list[LawRow]:
     """Fits every law to the rows of `arm`, which must be identified, under the resamples of `analysis`."""
+    if laws is None:
+        laws = laws_beside(analysis.losses.recurrences[arm.index])
     assert arm.rows is not None
     assert arm.fit is not None
     assert analysis.draws is not None
+    weights = analysis.draws.weights[:, arm.index]
     found = []
     for law in laws:
         fit = fit_law(law, arm.rows, arm.fit.scale, objective=analysis.options.objective)
-        boot = bootstrap(fit, arm.rows, analysis.draws, analysis.draws.weights[:, arm.index])
-        phi, phis = power_law_phi(law, fit.parameters), power_law_phi(law, boot.values)
-        assert phi is not None
-        assert phis is not None
-        ahead = extrapolation(analysis.losses, arm, fit)
+        interval = None
+        if power_law_phi(law, fit.parameters) is not None and not isinstance(law, FixedExponent):
+            boot = bootstrap(fit, arm.rows, analysis.draws, weights)
+            phis = power_law_phi(law, boot.values)
+            if boot.usable.mean() > 0.5 and phis is not None:
+                interval = boot.interval(phis, analysis.options.level)
+        upper, lower_phi = extrapolation(analysis.losses, arm, fit)
         found.append(
             LawRow(
                 law=law,
-                phi=float(phi),
-                interval=boot.interval(phis, analysis.options.level) if boot.usable.mean() > 0.5 else None,
+                phi=_scalar(power_law_phi(law, fit.parameters)),
+                interval=interval,
                 misfit=fit.rmse,
                 left_out=leave_cells_out(analysis.losses, arm, fit)[0],
-                extrapolated=ahead[0],
-                phi_low_budgets=ahead[1],
+                extrapolated=upper,
+                phi_low_budgets=lower_phi,
                 parameters=fit.parameters,
                 status=fit.status,
             )
@@ -65,10 +78,14 @@ def sensitivity(analysis: Analysis, arm: ArmResult, laws: tuple[Law, ...] = NEIG
     return found
 
 
-def leave_cells_out(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, np.ndarray, np.ndarray]:
-    """Refits without each cell; returns (rmse over all rows, each predicted without its cell; the cells; solver vectors).
+def _scalar(value) -> float | None:
+    return None if value is None else float(value)
 
-    The second is the cell number [n] of the arm's rows, the third [cells, p].
+
+def leave_cells_out(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, np.ndarray, np.ndarray]:
+    """Refits without each cell: (rmse over all rows, each predicted without its cell; cells [n]; vectors [cells, p]).
+
+    The rmse is in nats, and None with fewer than four cells.
     """
     assert arm.rows is not None
     _, cells = np.unique(losses.cells("cell")[arm.index], return_inverse=True)
@@ -91,8 +108,7 @@ def extrapolation(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | Non
     low = losses.budget[arm.index] < budgets[-held]
     lower = fit_law(fit.law, arm.rows, fit.scale, weights=low.astype(float), objective=fit.objective)
     upper = _rmse(predict(fit.law, lower.x, arm.rows)[~low], arm.rows.log_loss[~low])
-    phi = power_law_phi(fit.law, lower.parameters)
-    return upper, None if phi is None else float(phi)
+    return upper, _scalar(power_law_phi(fit.law, lower.parameters))
 
 
 def _rmse(predicted: np.ndarray, observed: np.ndarray) -> float:

@@ -1,19 +1,26 @@
 """Fitting a law: the summed Huber loss of log residuals, float64, many starts, ranked by objective.
 
-The solver is jaxopt's Levenberg-Marquardt on the square roots of the Huber terms: it reaches the best objective from nearly
-every start, where L-BFGS at its default tolerances stops early and reports success.
+The solver is jaxopt's Levenberg-Marquardt on the square roots of the Huber terms: it reaches the best objective from
+nearly every start, where L-BFGS at its default tolerances stops early and reports success.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="JAXopt is no longer maintained")
+    from jaxopt import LevenbergMarquardt
 
 from fit.law import Law, Rows, Scale
 from fit.starts import starting_points
@@ -67,7 +74,10 @@ class Objective:
         return jnp.where(size <= 1, scaled, jnp.sign(scaled) * tail)
 
 
-Status = Literal["converged", "at a bound", "starts disagree", "did not converge"]
+HUBER = Objective()
+"""The published objective."""
+
+Status = Literal["converged", "at a bound", "starts disagree"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +109,6 @@ class Fit:
 @functools.partial(jax.jit, static_argnames=("law", "objective", "held"))
 def _solve_chunk(law: Law, objective: Objective, held: tuple[int, ...], x0, weights, rows: Rows):
     """Minimises from x0 [c, p] under weights [c, n]; parameters `held` stay.  Returns (x [c, p], objective [c])."""
-    with _quiet_import():
-        from jaxopt import LevenbergMarquardt
     free = np.array([i for i in range(len(law.names)) if i not in held])
 
     def residuals(z, start, weight):
@@ -129,14 +137,6 @@ def _solve_chunk(law: Law, objective: Objective, held: tuple[int, ...], x0, weig
     return jax.vmap(one)(x0, weights)
 
 
-def _quiet_import():
-    import warnings
-
-    context = warnings.catch_warnings()
-    warnings.filterwarnings("ignore", message="JAXopt is no longer maintained")
-    return context
-
-
 def solve(
     law: Law,
     rows: Rows,
@@ -154,14 +154,14 @@ def solve(
     indices = tuple(law.names.index(name) for name in held)
     padding = max(_FEWEST_ROWS, 1 << (n - 1).bit_length()) - n
     chunk = max(1, min(CHUNK, _MOST_ELEMENTS // ((n + padding) * len(law.names))))
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with _float64():
         padded = Rows(*(jnp.asarray(np.concatenate([v, np.repeat(v[:1], padding)])) for v in rows))
 
         def run(begin: int):
             x, w = x0[begin : begin + chunk], weights[begin : begin + chunk]
             lanes = np.arange(chunk) % len(x)  # the last chunk repeats lanes, so that one program serves all
             w = np.concatenate([w, np.zeros((len(w), padding))], axis=1)
-            with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            with _float64():
                 ends, values = _solve_chunk(
                     law, objective, indices, jnp.asarray(x[lanes]), jnp.asarray(w[lanes]), padded
                 )
@@ -176,19 +176,34 @@ def solve(
 
 def predict(law: Law, x: np.ndarray, rows: Rows) -> np.ndarray:
     """Predicted log losses [n] for x [p], or [s, n] for x [s, p]."""
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with _float64():
         rows = Rows(*map(jnp.asarray, rows))
-        x = jnp.asarray(x)
-        return np.asarray(
-            law.log_loss(x, rows) if x.ndim == 1 else jax.vmap(lambda v: law.log_loss(v, rows))(x)
-        )
+        return np.asarray(_predict(law, jnp.atleast_2d(jnp.asarray(x)), rows))[
+            0 if x.ndim == 1 else slice(None)
+        ]
+
+
+@functools.partial(jax.jit, static_argnames="law")
+def _predict(law: Law, x, rows: Rows):
+    return jax.vmap(lambda v: law.log_loss(v, rows))(x)
 
 
 def jacobian(law: Law, x: np.ndarray, rows: Rows) -> np.ndarray:
     """Derivatives [n, p] of the predicted log losses with respect to the solver's vector."""
+    with _float64():
+        return np.asarray(_jacobian(law, jnp.asarray(x), Rows(*map(jnp.asarray, rows))))
+
+
+@functools.partial(jax.jit, static_argnames="law")
+def _jacobian(law: Law, x, rows: Rows):
+    return jax.jacfwd(lambda v: law.log_loss(v, rows))(x)
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    """Double precision on the CPU for what runs inside; both are per thread."""
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        rows = Rows(*map(jnp.asarray, rows))
-        return np.asarray(jax.jacfwd(lambda v: law.log_loss(v, rows))(jnp.asarray(x)))
+        yield
 
 
 def fit_law(
@@ -196,7 +211,7 @@ def fit_law(
     rows: Rows,
     scale: Scale,
     weights: np.ndarray | None = None,
-    objective: Objective = Objective(),
+    objective: Objective = HUBER,
     starts: int = STARTS,
 ) -> Fit:
     """Fits `law` to `rows` from `starts` deterministic starts and keeps the least objective, whatever the solver says.

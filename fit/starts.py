@@ -1,4 +1,4 @@
-"""Starting points by variable projection: given (α, β, φ) the law is linear in (E, A, B), so those are solved, not searched."""
+"""Starting points by variable projection: given (α, β, φ) the law is linear in (E, A, B): those are solved."""
 
 from __future__ import annotations
 

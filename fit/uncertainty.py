@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fit.law import Law, Rows
+from fit.law import Rows
 from fit.solve import Fit, at_bound, solve
 from looped.errors import UserError
 
@@ -41,8 +41,8 @@ class Draws:
 class Bootstrap:
     """Refits of one law to resamples.
 
-    `values` [s] by parameter name (natural), `usable` [s] is False for refits that failed.  `at_bound` counts refits with
-    a parameter at a bound; they are kept.
+    `values` [s] by parameter name (natural), `usable` [s] is False for refits that failed.  `at_bound` counts refits
+    with a parameter at a bound; they are kept.
     """
 
     unit: str
@@ -70,8 +70,8 @@ def draw(
 ) -> Draws:
     """Resamples the units `cells` [n] with replacement.
 
-    Each of `groups` is (rows, recurrences, budgets) of an arm; a draw that leaves an arm without one of its r, or with one budget
-    where it had several, cannot be fitted and is redrawn.  Raises `UserError` if hardly any draw could be.
+    Each of `groups` is (rows, recurrences, budgets) of an arm; a draw that leaves an arm without one of its r, or with
+    one budget where it had several, cannot be fitted and is redrawn.  Raises `UserError` if hardly any draw could be.
     """
     rng = np.random.default_rng(seed)
     count = int(cells.max()) + 1
@@ -121,7 +121,7 @@ def bootstrap(fit: Fit, rows: Rows, draws: Draws, weights: np.ndarray | None = N
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Twice the drop in log likelihood [m] when φ is held at `phi` [m], and the interval where it stays below the quantile."""
+    """Twice the drop in log likelihood [m] with φ held at `phi` [m], and where it is below the quantile."""
 
     phi: np.ndarray
     drop: np.ndarray
@@ -131,8 +131,8 @@ class Profile:
 def profile(fit: Fit, rows: Rows, low: float, high: float, points: int = 41, level: float = LEVEL) -> Profile:
     """Profiles φ between `low` and `high`, the other parameters refitted at every point.
 
-    The likelihood is that of independent rows whose log residuals have the density exp(−objective/s), s fitted: minimising
-    the objective is maximising it.  An interval that reaches `low` or `high` is cut there.
+    The likelihood is that of independent rows whose log residuals have the density exp(−objective/s), s fitted:
+    minimising the objective is maximising it.  An interval that reaches `low` or `high` is cut there.
     """
     index = fit.law.names.index("phi")
     phis = np.unique(np.append(np.linspace(low, high, points), fit.x[index]))

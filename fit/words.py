@@ -145,7 +145,7 @@ def laws_table(arm: str, laws: Sequence[LawRow]) -> Table:
         rows.append(
             (
                 law.law.name,
-                f"{law.phi:.3f}",
+                "–" if law.phi is None else f"{law.phi:.3f}",
                 span(law.interval),
                 mnat(law.misfit),
                 mnat(law.left_out),
@@ -165,8 +165,8 @@ def laws_table(arm: str, laws: Sequence[LawRow]) -> Table:
 
 def diagnosis_tables(d: Diagnosis) -> list[Table]:
     fit = d.lack_of_fit
-    tests = [f"p = {p:.2g} with {name}" for p, name in ((fit.rows_p, "rows independent"), (fit.cells_p, "cells resampled"))
-             if p is not None]  # fmt: skip
+    named = ((fit.rows_p, "rows independent"), (fit.cells_p, "cells resampled"))
+    tests = [f"p = {p:.2g} with {name}" for p, name in named if p is not None]
     told = f"r^φ against m(r): {', '.join(tests)}. " if tests else ""
     free = tuple(
         (str(m.recurrences), f"{m.free:.3f}", span(m.interval), f"{m.power:.3f}") for m in fit.multipliers
@@ -200,13 +200,20 @@ def comparison_tables(c: Comparison) -> list[Table]:
     for view in c.views:
         for d in view.differences:
             phi = ", ".join(f"{n} {v:.3f}" for n, v in view.phi.items())
-            rows.append((view.shares, phi, f"{d.arm} − {d.against}", f"{d.estimate:+.3f}", span(d.interval, "+.3f"), mnat(view.misfit)))  # fmt: skip
+            gap = (f"{d.arm} − {d.against}", f"{d.estimate:+.3f}", span(d.interval, "+.3f"))
+            rows.append((view.shares, phi, *gap, mnat(view.misfit)))
+        if not view.differences:
+            shared = f"all {next(iter(view.phi.values())):.3f}"
+            rows.append((view.shares, shared, "–", "–", "–", mnat(view.misfit)))
     views = Table(
         "φ of the arms", ("arms share", "φ", "difference", "Δφ", "interval", "misfit, mnat"), tuple(rows)
     )
     lines = []
     for s in c.splits:
-        parts = [f"{mnat(s.parts[p], '+.1f')} ({mnat(s.intervals[p].low, '+.0f')}, {mnat(s.intervals[p].high, '+.0f')})" for p in PARTS]  # fmt: skip
+        parts = [
+            f"{mnat(s.parts[p], '+.1f')} ({mnat(s.intervals[p].low, '+.0f')}, {mnat(s.intervals[p].high, '+.0f')})"
+            for p in PARTS
+        ]
         name = "all" if s.recurrences is None else str(s.recurrences)
         lines.append(
             (
@@ -219,8 +226,8 @@ def comparison_tables(c: Comparison) -> list[Table]:
             )
         )
     note = (
-        "loop: φ, the true worth of a recurrence; tokens: what equal FLOPs buy, the training-side gain; recipe: E, A, B, α, β."
-        " Negative is better. Averages over the orders of exchange; the parts add up to the fitted difference."
+        "loop: φ, the worth of a recurrence itself; tokens: what equal FLOPs buy, the training-side gain; recipe: E, A,"
+        " B, α, β. Negative is better. Averages over the orders of exchange; the parts add up to the fitted difference."
     )
     header = ("arms", "r", "pairs", "observed", "fitted", *PARTS)
     return [views, Table("Loss difference at equal compute, mnat", header, tuple(lines), note)]
