@@ -27,6 +27,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "train": ("looped.commands", "Train"),
         "data prepare": ("looped.commands", "DataPrepare"),
     },
+    "With a trained model": {
+        "eval": ("looped.inference_commands", "Eval"),
+        "generate": ("looped.inference_commands", "Generate"),
+    },
     "What their losses say": {
         "fit": ("fit.commands", "Fit"),
         "compare": ("fit.commands", "Compare"),
