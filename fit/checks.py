@@ -59,7 +59,7 @@ def _check_bits(losses: Losses) -> None:
                 odd, unit = (order[cut], "bits") if 2 * cut >= len(order) else (order[0], "nats")
                 _unit_error(losses, odd, f"the others at {budget:.3g} FLOPs", unit)
         if losses.loss[order[0]] > lowest[1] * np.exp(_GAP):
-            _unit_error(losses, order[0], f"those at {lowest[0]:.3g} FLOPs, a smaller budget", "bits")
+            _unit_error(losses, order[0], f"those at {lowest[0]:.3g} FLOPs, a smaller budget,", "bits")
         lowest = min(lowest, (float(budget), float(losses.loss[order[0]])), key=lambda pair: pair[1])
 
 
