@@ -29,6 +29,7 @@ class Run:
     directory: str
     state: State = "waiting"
     was_there: bool = False
+    begun: bool = False
     loss: float | None = None
     reason: str | None = None
     step: int = 0
@@ -60,6 +61,7 @@ class Run:
     def take(self, record: RunRecord) -> None:
         """Takes over what the run's record says."""
         self.state = "waiting" if record.status == "running" else record.status
+        self.begun = True
         self.loss, self.reason = record.loss, record.reason
         self.step, self.steps = record.step, record.steps
         self.train_seconds = record.train_seconds

@@ -133,7 +133,7 @@ def table(runs: Sequence[Run], title: str) -> Table:
             str(model.d_model),
             budget,
             *([str(spec.seed)] if seeds else []),
-            _MARKS[run.state] + (f" {run.step / run.steps:.0%}" if _is_partial(run) and run.steps else ""),
+            _mark(run),
             "" if run.loss is None else f"{run.loss:.4f}",
             "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
             clock(run.seconds_left) if run.state == "running" else "",
@@ -141,8 +141,10 @@ def table(runs: Sequence[Run], title: str) -> Table:
     return result
 
 
-def _is_partial(run: Run) -> bool:
-    return run.state in ("waiting", "running", "crashed") and run.step > 0
+def _mark(run: Run) -> str:
+    mark = "[dim]begun[/]" if run.state == "waiting" and run.begun else _MARKS[run.state]
+    is_partial = run.state in ("waiting", "running", "crashed") and run.step and run.steps
+    return f"{mark} {run.step / run.steps:.0%}" if is_partial and run.steps else mark
 
 
 def _state(run: Run) -> str:

@@ -170,12 +170,9 @@ _LAPTOP_ARMS = (
     Arm("full", recurrences=(1, 4, 8)),
     Arm("truncated", recurrences=(4, 8), truncated=True),
 )
-_LAPTOP_WIDTHS: Widths = {
-    4e11: (16, 32, 48),
-    8e11: (16, 32, 48, 64),
-    1.6e12: (32, 48, 64),
-    3.2e12: (32, 48, 64),
-}
+_LAPTOP_WIDTHS: Widths = dict.fromkeys(
+    (400000000000.0, 800000000000.0, 1600000000000.0, 3200000000000.0), (16, 32, 48)
+)
 
 # --- The published grids ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -148,3 +149,67 @@ def test_version_is_the_packages():
     done = looped("--version")
     assert done.stdout.startswith("looped ")
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "expected"),
+    [
+        ({"status": "done", "loss": 3.14159}, 0, "loss 3.1416 nats per token on 4,096"),
+        (
+            {"status": "failed", "reason": "the training loss at step 3 is nan"},
+            1,
+            "failed: the training loss at",
+        ),
+    ],
+)
+def test_train_reports_progress_and_how_it_ended(fields, status, expected, capsys, monkeypatch):
+    seen = {}
+
+    def train(spec, run_dir, *, progress):
+        seen.update(spec=spec, run_dir=run_dir)
+        progress(1, 2, 5.5, 1234.0, 90.0)
+        progress(2, 2, 4.5, 1234.0, 0.0)
+        record = {"run_id": spec.run_id, "tokens": 10_000, "validation_tokens": 4096, "train_seconds": 61.0}
+        return types.SimpleNamespace(**(record | fields))
+
+    monkeypatch.setitem(sys.modules, "looped.train", types.SimpleNamespace(train=train))
+    arguments = ["--steps", "2", "--d-model", "32", "--n-heads", "2", "--matrix-lr", "0.02", "--seed", "7"]
+    assert command_line.main(["train", *arguments]) == status
+    spec = seen["spec"]
+    assert (spec.steps, spec.model.d_model, spec.optimizer.matrix_lr, spec.seed) == (2, 32, 0.02, 7)
+    assert seen["run_dir"] == f"runs/{spec.run_id}"
+    captured = capsys.readouterr()
+    assert expected in captured.out
+    assert "step 2 of 2  loss 4.5000  1,234 tokens/s" in captured.err
+
+
+def test_data_prepare_says_what_it_made(capsys, monkeypatch):
+    def prepare(source, sequence_length, tokenizer):
+        assert (source, sequence_length, tokenizer) == ("docstrings", 64, "bytes")
+        facts = {"directory": "there", "train_rows": 1000, "validation_rows": 10, "sequence_length": 64}
+        return types.SimpleNamespace(**facts, vocab_size=257, hash="abc")
+
+    monkeypatch.setattr("looped.data.loader.prepare", prepare)
+    assert command_line.main(["data", "prepare", "--sequence-length", "64"]) == 0
+    assert "there: 1,000 training and 10 validation rows" in capsys.readouterr().out
+
+
+def test_quickstart_trains_then_fits_in_the_same_folder(capsys, monkeypatch):
+    called = []
+
+    def run_sweep(preset, specs, directory, **options):
+        called.append((preset, len(specs), directory, options["workers"]))
+        return types.SimpleNamespace(directory="runs/laptop", exit_status=0)
+
+    def measure(source, out_dir):
+        called.append((source, out_dir))
+        return types.SimpleNamespace(summary=lambda: "φ is what it is")
+
+    monkeypatch.setattr("experiments.console.run_sweep", run_sweep)
+    monkeypatch.setattr("fit.report.measure", measure)
+    assert command_line.main(["quickstart", "--preset", "laptop", "--workers", "2"]) == 0
+    assert called[0][0] == "laptop"
+    assert called[0][1] > 10
+    assert called[0][3] == 2
+    assert called[1] == ("runs/laptop", "runs/laptop")
+    assert "φ is what it is" in capsys.readouterr().out

@@ -134,11 +134,13 @@ def test_time_left_is_the_rest_at_the_pace_so_far():
     assert "about 5 s left" in summary(runs)
 
 
-def test_an_interrupted_run_is_loaded_as_waiting_with_its_progress(tmp_path):
+def test_an_interrupted_run_is_loaded_as_waiting_and_shown_as_begun(tmp_path, capsys):
     (spec,) = specs("dies-once")
     sweep.run((spec,), tmp_path, preset="mine")
     (run,) = load((spec,), tmp_path)
     assert (run.state, run.step, run.was_there) == ("waiting", 7, False)
+    console.show_status(str(tmp_path))
+    assert "begun 18%" in capsys.readouterr().out  # 7 of 40 steps
 
 
 def test_a_manifest_that_is_broken_or_of_another_version_is_refused(tmp_path):
