@@ -170,9 +170,7 @@ _LAPTOP_ARMS = (
     Arm("full", recurrences=(1, 4, 8)),
     Arm("truncated", recurrences=(4, 8), truncated=True),
 )
-_LAPTOP_WIDTHS: Widths = dict.fromkeys(
-    (400000000000.0, 800000000000.0, 1600000000000.0, 3200000000000.0), (16, 32, 48)
-)
+_LAPTOP_WIDTHS: Widths = dict.fromkeys((4e11, 8e11, 1.6e12, 3.2e12), (16, 32, 48))
 
 # --- The published grids ------------------------------------------------------------------------------------
 

@@ -251,9 +251,16 @@ class _Team:
             self.view.update(self.board)
 
 
+def available_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def _share_cores(workers: int) -> list[str]:
     """The cores each worker keeps to: an even share, or any (empty) where there are not enough to share."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = available_cores()
     if workers == 1 or len(cores) < workers:
         return [""] * workers
     share = len(cores) // workers

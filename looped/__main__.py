@@ -48,9 +48,9 @@ _BY_NAME = {name: place for group in COMMANDS.values() for name, place in group.
 class Quickstart:
     """Train a small iso-depth grid on real text, fit the joint law and show φ.
 
-    Everything goes into one folder: the runs, phi.json, losses.csv and isoflops.png. Interrupted with
-    Ctrl-C or killed, the same command goes on from where it was; once every run is there, it only fits
-    again.
+    It trains on the CPU, unless the environment variable JAX_PLATFORMS says otherwise. Everything goes
+    into one folder: the runs, phi.json, losses.csv and isoflops.png. Interrupted with Ctrl-C or killed,
+    the same command goes on from where it was; once every run is there, it only fits again.
     """
 
     output: Annotated[
@@ -59,7 +59,9 @@ class Quickstart:
     """The folder."""
     preset: Annotated[str, tyro.conf.arg(metavar="PRESET")] = "quickstart"
     """Which runs: quickstart takes minutes, laptop about an hour; `looped grid` lists them all."""
-    workers: int = 1
+    workers: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: 2 where two cores are)")
+    ] = None
     """Runs trained at once, each by a process with its share of the cores."""
     retry_failed: bool = False
     """Start runs afresh that ended as failed."""
@@ -67,13 +69,15 @@ class Quickstart:
     def run(self) -> int:
         from experiments.console import run_sweep
         from experiments.presets import preset
+        from experiments.sweep import available_cores
         from fit.report import measure
 
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also in the workers, which inherit it
         result = run_sweep(
             self.preset,
             preset(self.preset).specs(),
             self.output,
-            workers=self.workers,
+            workers=min(2, len(available_cores())) if self.workers is None else self.workers,
             retry_failed=self.retry_failed,
         )
         print()
