@@ -108,20 +108,19 @@ def reference_tokens(model: ModelConfig) -> float:
     That model has size 10 (width 640, 20 effective layers) and the architecture of `model`: looped (r = 4, 2 + 4 + 2
     layers, linear injection) or, at r = 1, not looped (20 layers).
     """
-    shape = dataclasses.replace(
-        model, d_model=640, n_heads=5, n_kv_heads=None, backprop_recurrences=None, lanes=None, mlp_ratio=4
-    )
     if model.recurrences == 1:
-        reference = dataclasses.replace(
-            shape,
-            prelude_layers=0,
-            recurrent_layers=20,
-            coda_layers=0,
-            recurrences=1,
-            injection="passthrough",
-        )
+        layers = {"prelude_layers": 0, "recurrent_layers": 20, "coda_layers": 0, "recurrences": 1}
     else:
-        reference = dataclasses.replace(
-            shape, prelude_layers=2, recurrent_layers=4, coda_layers=2, recurrences=4, injection="linear"
-        )
+        layers = {"prelude_layers": 2, "recurrent_layers": 4, "coda_layers": 2, "recurrences": 4}
+    reference = dataclasses.replace(  # at once: halfway, the mechanism of `model` could refuse the shape
+        model,
+        **layers,
+        injection="passthrough" if model.recurrences == 1 else "linear",
+        d_model=640,
+        n_heads=5,
+        n_kv_heads=None,
+        backprop_recurrences=None,
+        lanes=None,
+        mlp_ratio=4,
+    )
     return 10.0 * effective_params(reference)
