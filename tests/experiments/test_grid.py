@@ -11,6 +11,7 @@ from looped.errors import UserError
 
 # Computed by the published code (PyTorch, arXiv:2604.21106) for its vanilla grid at r = 1 and r = 4.
 COUNTS = pathlib.Path(__file__).parents[1] / "data" / "counts.csv"
+LOSSES = pathlib.Path(__file__).parents[2] / "fit" / "data"
 RATES = ("matrix_lr", "adam_lr_scale")
 
 
@@ -30,6 +31,25 @@ def test_counts_steps_and_rates_are_the_published_ones(vanilla):
             assert row[name] == pytest.approx(float(expected.pop(name)), rel=1e-9)
         for name, value in expected.items():
             assert row[name] == float(value), (name, expected)
+
+
+@pytest.mark.parametrize("name", ["paper-vanilla", "paper-truncated"])
+def test_tokens_and_parameters_are_those_of_the_published_losses(name):
+    """All 116 vanilla runs, and the truncated ones at the four lower budgets with their 20 r = 1 baselines."""
+    grid = {}
+    for arm in ("paper-vanilla", "paper-truncated"):
+        for row in rows(preset(arm).specs()):
+            grid[row["arm"], row["budget_flops"], row["recurrences"], row["d_model"]] = row
+    with (LOSSES / f"{name}.csv").open() as file:
+        for published in csv.DictReader(file):
+            row = grid[
+                published["arm"],
+                float(published["budget_flops"]),
+                int(published["recurrences"]),
+                int(published["d_model"]),
+            ]
+            for column in ("backprop_recurrences", "n_once", "n_rec", "flops_per_token", "tokens"):
+                assert row[column] == int(published[column]), (column, published)
 
 
 @pytest.mark.parametrize(
