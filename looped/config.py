@@ -24,33 +24,59 @@ def _at_least(config: object, low: float, *names: str) -> None:
 class ModelConfig:
     """A looped transformer: prelude, recurrent block applied `recurrences` times, coda (paper, section 2).
 
-    `backprop_recurrences` = k backpropagates through the last k passes only; None is full backprop.  `injection`
-    is a registered name (see `looped.recurrence`) or `module:Class`; `lanes` None is that mechanism's own number.
     An unlooped model is prelude 0, coda 0, r = 1, `passthrough`.
     """
 
     vocab_size: int = 257
+    """Ids of the tokenizer; 257 is bytes with a beginning-of-sequence id."""
     sequence_length: int = 128
+    """Tokens a sequence, T."""
     d_model: int = 64
+    """Width, D."""
     n_heads: int = 2
+    """Query heads; D / n_heads is the head size."""
     n_kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); None is one for each query head."""
     prelude_layers: int = 1
+    """Layers before the loop."""
     recurrent_layers: int = 2
+    """Layers of the recurrent block."""
     coda_layers: int = 1
+    """Layers after the loop."""
     recurrences: int = 2
+    """Passes through the recurrent block, r."""
     backprop_recurrences: int | None = None
+    """Backpropagate through the last k passes alone; None is full backprop."""
     injection: str = "linear"
+    """How e and the state meet: a name of looped.recurrence.INJECTIONS, or module:Class."""
     lanes: int | None = None
+    """Lanes of the state; None is the mechanism's own number."""
     mlp_ratio: int = 4
+    """The MLP's hidden width over D."""
     rope_base: float = 10000.0
+    """Base of the rotary frequencies."""
     norm_epsilon: float = 1e-6
+    """ε of every RMSNorm."""
     logit_cap: float = 15.0
+    """c of c · tanh(logits / c)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and products; parameters and reductions are float32."""
 
     def __post_init__(self):
-        _at_least(self, 1, "vocab_size", "sequence_length", "d_model", "n_heads", "n_kv_heads", "mlp_ratio")
+        _at_least(
+            self,
+            1,
+            "vocab_size",
+            "sequence_length",
+            "d_model",
+            "n_heads",
+            "n_kv_heads",
+            "mlp_ratio",
+            "rope_base",
+        )
         _at_least(self, 1, "recurrent_layers", "recurrences", "backprop_recurrences")
         _at_least(self, 0, "prelude_layers", "coda_layers", "norm_epsilon")
+        _at_least(self, 1e-3, "logit_cap")
         if self.d_model % (2 * self.n_heads):
             raise UserError(
                 f"d_model is {self.d_model} and n_heads {self.n_heads}; rotary heads need d_model divisible by"
@@ -110,22 +136,39 @@ class OptimizerConfig:
     """
 
     matrix_lr: float = 0.014
+    """Rate of matrices (MuonH), as a part of their norm."""
     embedding_lr: float = 0.3
+    """Rate of the embedding (AdamW)."""
     unembedding_lr: float = 0.004
+    """Rate of the unembedding (AdamW)."""
     norm_lr: float = 0.005
+    """Rate of norms and other vectors (AdamW)."""
     per_pass_lr: float = 0.01
+    """Rate of parameters that each pass has for itself, such as lanes (AdamW)."""
     momentum: float = 0.95
+    """Nesterov momentum of MuonH."""
     adam_b1: float = 0.8
+    """β₁ of AdamW."""
     adam_b2: float = 0.95
+    """β₂ of AdamW."""
     adam_eps: float = 1e-10
+    """ε of AdamW."""
     polar_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the Polar Express iterations."""
     final_lr_fraction: float = 0.1
+    """Part of the rate that the linear decay ends on."""
     reference_batch_tokens: int = 2**18
+    """Tokens a step at the reference point."""
     reference_tokens: int | None = None
+    """Tokens in all at the reference point; None is the published rule."""
     reference_width: int = 640
+    """Width at the reference point."""
     batch_exponent: float = 0.558
+    """Exponent of batch over reference, for matrices and both tables."""
     data_exponent: float = -0.32
+    """Exponent of tokens over reference, for matrices."""
     width_exponent: float = -0.5
+    """Exponent of width over reference, for AdamW."""
 
     def __post_init__(self):
         _at_least(
@@ -143,7 +186,9 @@ class DataConfig:
     """Which tokens: a prepared data set's name or folder.  `docstrings` is made on this machine, with no network."""
 
     source: str = "docstrings"
+    """A known corpus, or the folder of a prepared data set."""
     shuffle_seed: int = 0
+    """Added to the run's seed for the order of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +202,17 @@ class RunSpec:
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     arm: str = "full"
+    """Which variant of the loop the run belongs to; runs of one arm are fitted together."""
     budget_flops: float | None = None
+    """Training FLOPs; gives the number of steps."""
     steps: int | None = None
+    """Steps, in place of a budget."""
     batch_size: int = 16
+    """Sequences a step."""
     validation_sequences: int = 4096
+    """Size of the fixed set that the final loss is measured on."""
     seed: int = 0
+    """Of the initial weights and the order of the data."""
 
     def __post_init__(self):
         if (self.budget_flops is None) == (self.steps is None):
