@@ -151,14 +151,14 @@ class Law:
         return values
 
     def vector(self, natural: Mapping[str, float], scale: Scale) -> np.ndarray:
-        """The inverse of `natural`, for one set of values."""
-        values = dict(natural)
-        values["A"] = values["A"] * scale.parameters ** -values["alpha"]
-        values["B"] = values["B"] * scale.tokens ** -values["beta"]
-        tiny = 1e-12
-        return np.array(
-            [math.log(max(values[p.name], tiny)) if p.positive else values[p.name] for p in self.parameters]
-        )
+        """The inverse of `natural`, for one set of values; a positive one that is zero becomes the least there is."""
+        values = {
+            p.name: math.log(max(natural[p.name], 1e-300)) if p.positive else natural[p.name]
+            for p in self.parameters
+        }
+        values["A"] -= values["alpha"] * math.log(scale.parameters)
+        values["B"] -= values["beta"] * math.log(scale.tokens)
+        return np.array([values[name] for name in self.names])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,14 @@
 import csv
 
 import pytest
+from hypothesis import settings
 from tables import TRUNCATED, VANILLA
 
 from fit.analysis import Options, analyse
 from fit.losses import read_losses
+
+settings.register_profile("fit", deadline=None)  # the first call of a jitted function compiles
+settings.load_profile("fit")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,151 @@
+"""Intervals: the published one, what is resampled and redrawn, and the likelihood behind the profile."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fit.analysis import Options, analyse, draw_table, fit_arm
+from fit.solve import HUBER, Objective, fit_law
+from fit.uncertainty import Interval, bootstrap, draw, log_likelihood, profile
+from looped.errors import UserError
+
+
+def test_the_interval_of_the_published_grid(analysis):
+    interval = analysis.arms["vanilla"].interval
+    assert abs(interval.low - 0.415) < 0.02
+    assert abs(interval.high - 0.516) < 0.02
+
+
+def test_rows_resampled_give_the_narrower_interval_measured(vanilla):
+    found = analyse(vanilla, Options(unit="row", resamples=400)).arms["vanilla"].interval
+    assert abs(found.low - 0.426) < 0.012
+    assert abs(found.high - 0.491) < 0.012
+
+
+def test_warm_started_refits_are_as_good_as_fits_from_many_starts(analysis):
+    arm = analysis.arms["vanilla"]
+    phi = arm.boot.values["phi"]
+    for i in (0, int(phi.argmin()), int(phi.argmax())):
+        weights = analysis.draws.weights[i, arm.index]
+        fresh = fit_law(arm.fit.law, arm.rows, arm.fit.scale, weights=weights)
+        assert math.isclose(fresh.parameters["phi"], phi[i], abs_tol=1e-4)
+
+
+def test_the_seed_decides_the_draws_and_nothing_else(vanilla):
+    options = [Options(resamples=60, seed=seed) for seed in (0, 0, 1)]
+    arms = [analyse(vanilla, o).arms["vanilla"] for o in options]
+    assert arms[0].interval == arms[1].interval
+    assert arms[0].interval != arms[2].interval
+    assert arms[0].phi == arms[2].phi
+
+
+def test_arms_are_resampled_with_the_same_r_1_cells(compared):
+    vanilla, truncated = compared.arms["vanilla"], compared.arms["truncated"]
+    shared = np.intersect1d(vanilla.index, truncated.index)
+    assert len(shared) == 20
+    weights = compared.draws.weights
+    cells = compared.losses.cells()
+    for cell in np.unique(cells):
+        drawn = weights[:, cells == cell]
+        assert (drawn == drawn[:, :1]).all()  # a cell is drawn whole
+    assert (weights.sum(axis=1) > 0).all()
+
+
+def test_the_difference_is_that_of_the_estimates_and_its_interval_that_of_the_pairs(compared):
+    (d,) = compared.differences
+    assert (d.arm, d.against) == ("truncated", "vanilla")
+    assert math.isclose(d.estimate, compared.arms["truncated"].phi - compared.arms["vanilla"].phi)
+    gap = compared.arms["truncated"].boot.values["phi"] - compared.arms["vanilla"].boot.values["phi"]
+    inside = (gap >= d.interval.low) & (gap <= d.interval.high)
+    assert abs(inside.mean() - 0.95) <= 1 / len(gap)
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=20)
+def test_no_draw_loses_an_r_or_all_budgets_but_one(seed):
+    r = np.repeat([1, 2, 4], 4)
+    budget = np.tile([1e12, 1e12, 4e12, 4e12], 3)
+    cells = np.repeat(np.arange(6), 2)
+    draws = draw(cells, [(np.arange(12), r, budget)], 50, seed)
+    assert draws.redrawn > 0  # six cells of three r: most draws lose one
+    assert draws.units == 6
+    for weights in draws.weights:
+        assert set(r[weights > 0]) == {1, 2, 4}
+        assert len(set(budget[weights > 0])) == 2
+        assert weights.sum() == 12
+
+
+def test_a_design_that_hardly_survives_resampling_is_refused():
+    n = 14
+    with pytest.raises(UserError, match="hardly ever keeps every r"):
+        draw(np.arange(n), [(np.arange(n), np.arange(1, n + 1), np.arange(n) % 2 + 1.0)], 50, 0)
+
+
+def test_refits_that_fail_or_end_at_a_bound_are_counted(analysis):
+    arm = analysis.arms["vanilla"]
+    boot = arm.boot
+    assert (boot.failed, boot.at_bound) == (0, 0)
+    assert boot.usable.all()
+    weights = np.array(analysis.draws.weights[:4, arm.index])
+    weights[0] = np.nan
+    spoilt = bootstrap(arm.fit, arm.rows, analysis.draws, weights)
+    assert spoilt.failed == 1
+    assert not spoilt.usable[0]
+    assert np.isfinite(spoilt.interval(spoilt.values["phi"]).low)
+
+
+@pytest.mark.parametrize("mean", [1e-7, 2e-6, 1e-3])
+def test_the_huber_density_integrates_to_one(mean):
+    """log_likelihood maximises over s; at its maximum the density it uses must be a density."""
+    n = 200
+    best = log_likelihood(HUBER, mean * n, n)
+
+    def z(s):
+        edge = 60 * s / HUBER.delta + 20 * math.sqrt(s)
+
+        def density(e):
+            return math.exp(-float(np.where(e <= 1e-3, e * e / 2, 1e-3 * (e - 5e-4))) / s)
+
+        return 2 * scipy.integrate.quad(density, 0, edge, points=[1e-3, min(edge / 2, 1e-2)], limit=400)[0]
+
+    grid = np.geomspace(mean / 10, mean * 10, 200)
+    brute = max(-mean * n / s - n * math.log(z(s)) for s in grid)
+    assert math.isclose(best, brute, rel_tol=1e-3)
+
+
+def test_the_likelihood_of_squares_is_the_normal_one():
+    errors = np.random.default_rng(0).normal(size=50)
+    value = 0.5 * (errors**2).sum()
+    sigma = math.sqrt((errors**2).mean())
+    normal = sum(-0.5 * (e / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) for e in errors)
+    assert math.isclose(log_likelihood(Objective("squares"), value, 50), normal, rel_tol=1e-9)
+
+
+def test_the_profile_is_lowest_at_the_fit_and_rises_on_both_sides(analysis):
+    arm = analysis.arms["vanilla"]
+    found = profile(arm.fit, arm.rows, 0.35, 0.58, points=9)
+    centre = int(np.argmin(found.drop))
+    assert found.phi[centre] == arm.phi
+    assert (np.diff(found.drop[: centre + 1]) < 0).all()
+    assert (np.diff(found.drop[centre:]) > 0).all()
+    assert found.interval.low < arm.phi < found.interval.high
+    assert found.drop[centre] < 1e-6
+
+
+def test_a_profile_that_does_not_close_is_cut_at_its_range(analysis):
+    arm = analysis.arms["vanilla"]
+    found = profile(arm.fit, arm.rows, arm.phi - 0.005, arm.phi + 0.005, points=3)
+    assert found.interval == Interval(arm.phi - 0.005, arm.phi + 0.005)
+
+
+def test_rows_without_budgets_are_resampled_one_by_one(vanilla):
+    blind = dataclasses.replace(vanilla, budget=np.full(len(vanilla), np.nan))
+    options = Options(resamples=50)
+    arm = fit_arm(blind, "vanilla", blind.rows_of("vanilla"), options)
+    draws = draw_table(blind, [arm], options)
+    assert (draws.unit, draws.units) == ("row", 116)
