@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 _STATED = 0.005  # relative steps between values of one stated budget: rounding
 _SPENT = 0.05  # and between what the runs of one budget spent: whole steps
+_ONE = 0.8  # twice the width, in log FLOPs, of a single budget
 
 
 def resolve_budgets(
@@ -24,14 +27,21 @@ def resolve_budgets(
         spent, how = 6 * tokens * effective, "6·(n_once + r·n_rec)·tokens"
     grouped = group(spent, _SPENT)
     budgets = len(np.unique(grouped))
-    one_chain = budgets == 1 and spent.max() > 1.5 * spent.min()
-    if one_chain or budgets > max(1, len(tokens) // 3):
+    if budgets > max(1, len(tokens) // 3) or not _apart(spent, grouped):
         note = (
             f"the table has no budget_flops, and {how} shows no separate budgets: rows are resampled in place of cells"
             " (budget × r), and every r = 1 row is the baseline"
         )
         return np.full(len(tokens), np.nan), [note]
     return grouped, [f"budgets were read from {how}: {budgets} of them"]
+
+
+def _apart(spent: np.ndarray, grouped: np.ndarray) -> bool:
+    """Whether the gaps between groups are at least twice as wide as any group: chance gaps in a continuum are not."""
+    logs = [np.log(spent[grouped == g]) for g in np.unique(grouped)]
+    widest = max(float(np.ptp(values)) for values in logs)
+    gaps = [float(b.min() - a.max()) for a, b in itertools.pairwise(logs)]
+    return 2 * widest < min(gaps, default=_ONE)
 
 
 def group(values: np.ndarray, tolerance: float) -> np.ndarray:

@@ -97,7 +97,7 @@ def test_paired_cells_are_an_option(both_arms):
 def test_tables_of_two_conventions_are_refused_by_name(tmp_path):
     other = tmp_path / "truncated.csv"
     other.write_text(TRUNCATED.read_text().replace("published", "no-injection"))
-    with pytest.raises(UserError, match="'published' .* and 'no-injection'"):
+    with pytest.raises(UserError, match=r"'published' .* and 'no-injection'"):
         read_losses([VANILLA, other])
     assert read_losses([VANILLA, other], convention="published").convention == "published"
 

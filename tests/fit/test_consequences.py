@@ -1,5 +1,6 @@
 """What φ means: the abstract's example, and optima against closed forms."""
 
+import itertools
 import math
 
 import numpy as np
@@ -89,10 +90,8 @@ def test_optima_grow_with_the_budget_and_more_passes_want_fewer_parameters(analy
     by = {(o.recurrences, o.budget_flops): o for o in found}
     budgets = sorted({o.budget_flops for o in found})
     for r in (1, 2, 4, 8):
-        assert all(
-            by[r, b].n_optimal < by[r, c].n_optimal for b, c in zip(budgets, budgets[1:], strict=False)
-        )
-        assert all(by[r, b].loss > by[r, c].loss for b, c in zip(budgets, budgets[1:], strict=False))
+        assert all(by[r, b].n_optimal < by[r, c].n_optimal for b, c in itertools.pairwise(budgets))
+        assert all(by[r, b].loss > by[r, c].loss for b, c in itertools.pairwise(budgets))
     for b in budgets:
         assert by[1, b].n_optimal > by[2, b].n_optimal > by[4, b].n_optimal > by[8, b].n_optimal
     for o in found:

@@ -323,6 +323,17 @@ def test_budgets_are_read_off_what_was_spent():
     assert "2 of them" in notes[0]
 
 
+def test_chance_gaps_are_not_taken_for_budgets(vanilla):
+    """Without the unembedding's FLOPs, what the published runs spent spreads by two within a budget."""
+    effective = vanilla.n_once + vanilla.recurrences * vanilla.n_rec
+    budgets, notes = resolve_budgets([None] * 116, [None] * 116, vanilla.tokens, effective)
+    assert np.isnan(budgets).all()
+    assert "no separate budgets" in notes[0]
+    one, _ = resolve_budgets([None] * 4, [None] * 4, np.array([1.0, 1.02, 1.04, 1.08]), np.ones(4) * 1e9)
+    assert len(np.unique(one)) == 1
+    assert np.isfinite(one).all()
+
+
 @given(
     st.lists(st.sampled_from([1e17, 3e17, 1e18, 1e19]), min_size=1, max_size=20),
     st.randoms(use_true_random=False),

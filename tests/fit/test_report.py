@@ -16,7 +16,8 @@ from looped.errors import UserError
 
 FEW = Options(resamples=50)
 ARM_KEYS = {
-    "phi", "E", "A", "alpha", "B", "beta", "r_squared", "rows", "convention", "objective", "baseline", "status", "warnings",
+    "phi", "E", "A", "alpha", "B", "beta", "r_squared", "rows", "convention", "objective", "baseline", "status",
+    "warnings",
 }  # fmt: skip
 
 
