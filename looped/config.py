@@ -198,7 +198,7 @@ class RunSpec:
     `batch_size` is in sequences; `validation_sequences` is the size of the fixed set the final loss is measured on.
     """
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
     arm: str = "full"

@@ -95,6 +95,7 @@ def train(
     # 4. Steps.  The loss of step t is fetched once step t + 1 is on its way, so the device never waits for the host.
     began = last_save = time.monotonic()
     pending: Array | None = None
+    timed: tuple[int, float] | None = None  # where speed is measured from: compiling is not training
     reason: str | None = None
     batches = data.train_batches(spec.data.shuffle_seed + spec.seed, start, batch_size)
     with _stop_signals() as stop:
@@ -106,11 +107,12 @@ def train(
             step += 1
             if pending is not None:
                 reason = _not_finite(pending, step - 1)
-                if progress is not None:
-                    speed = (step - start) * spec.batch_tokens / (time.monotonic() - began)
-                    progress(
-                        step - 1, steps, float(pending), speed, (steps - step) * spec.batch_tokens / speed
-                    )
+                if timed is None:
+                    timed = step, time.monotonic()
+                elif progress is not None:
+                    speed = (step - timed[0]) * spec.batch_tokens / (time.monotonic() - timed[1])
+                    left = (steps - step) * spec.batch_tokens / speed
+                    progress(step - 1, steps, float(pending), speed, left)
             pending = loss
             if reason or stop:
                 break
