@@ -11,12 +11,13 @@ from fit.identify import Verdict, after_fitting, before_fitting
 from fit.law import Law, Rows, make_rows
 from fit.losses import Baseline, Losses
 from fit.solve import HUBER, Fit, Objective, fit_law
-from fit.uncertainty import LEVEL, RESAMPLES, Bootstrap, Draws, Interval, bootstrap, draw
+from fit.uncertainty import LEVEL, RESAMPLES, Bootstrap, Draws, Interval, bootstrap, draw, percentiles
 from looped.errors import UserError
 
 Unit = Literal["cell", "row", "budget"]
 REFERENCE_ARMS = ("full", "vanilla", "baseline")
 _FEW_CELLS = 10
+_FEWEST_BUDGETS = 4  # fewer give hardly more than one draw that keeps two of them
 _MANY_BAD_REFITS = 0.05
 
 
@@ -118,7 +119,7 @@ def analyse(losses: Losses, options: Options = DEFAULTS) -> Analysis:
         for a in able:
             assert a.fit is not None
             assert a.rows is not None
-            boot = bootstrap(a.fit, a.rows, draws, draws.weights[:, a.index])
+            boot = bootstrap(a.fit, a.rows, draws, a.index)
             results[a.arm] = with_interval(a, boot, options)
     return Analysis(losses, options, results, tuple(differences(results, options)), draws)
 
@@ -147,10 +148,15 @@ def draw_table(losses: Losses, arms: list[ArmResult], options: Options) -> Draws
         budget = np.nan_to_num(losses.budget[a.index], nan=0.0)
         groups.append((np.array([where[row] for row in a.index]), losses.recurrences[a.index], budget))
     unit = options.unit if np.isfinite(losses.budget).all() else "row"
+    fewest = min(len(np.unique(budgets)) for _, _, budgets in groups)
+    if unit == "budget" and fewest < _FEWEST_BUDGETS:
+        raise UserError(f"{fewest} budgets are too few to resample; resample cells, or add budgets.")
     draws = draw(cells, groups, options.resamples, options.seed, unit)
     weights = np.zeros((options.resamples, len(losses)))
     weights[:, used] = draws.weights
-    return dataclasses.replace(draws, weights=weights)
+    everywhere = np.full(len(losses), -1)
+    everywhere[used] = cells
+    return dataclasses.replace(draws, weights=weights, cells=everywhere)
 
 
 def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmResult:
@@ -167,9 +173,7 @@ def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmRe
     if boot.redrawn:
         notes.append(f"{boot.redrawn} resamples lost an r, or all budgets but one, and were drawn again")
     if boot.units < _FEW_CELLS and boot.unit == "cell":
-        notes.append(
-            f"the interval rests on {boot.units} cells (budget × r) and is likely too narrow: add budgets"
-        )
+        notes.append(f"the interval rests on {boot.units} cells (budget × r) and is rough: add budgets")
     interval = boot.interval(boot.values["phi"], options.level)
     return dataclasses.replace(result, boot=boot, interval=interval, warnings=tuple(notes))
 
@@ -199,6 +203,6 @@ def differences(
         assert other.phi is not None
         both = one.boot.usable & other.boot.usable
         gap = (one.boot.values["phi"] - other.boot.values["phi"])[both]
-        low, high = np.quantile(gap, [(1 - options.level) / 2, (1 + options.level) / 2])
-        found.append(Difference(name, against, one.phi - other.phi, Interval(float(low), float(high))))
+        interval = percentiles(gap, options.level, min(one.boot.units, other.boot.units))
+        found.append(Difference(name, against, one.phi - other.phi, interval))
     return found

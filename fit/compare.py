@@ -14,7 +14,7 @@ from fit.analysis import Analysis, ArmResult, Difference, analyse, arm_rows, dif
 from fit.law import ArmExponents, Law
 from fit.losses import Losses
 from fit.solve import fit_law
-from fit.uncertainty import Interval, bootstrap
+from fit.uncertainty import Interval, bootstrap, percentiles
 from looped.errors import UserError
 
 PARTS: tuple[str, ...] = ("loop", "tokens", "recipe")
@@ -117,7 +117,7 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tupl
     rows, scale = arm_rows(losses, index, np.array(arm))
     fit = fit_law(ArmExponents(arms=len(names)), rows, scale, objective=analysis.options.objective)
     assert analysis.draws is not None
-    boot = bootstrap(fit, rows, analysis.draws, analysis.draws.weights[:, index])
+    boot = bootstrap(fit, rows, analysis.draws, index)
     level = analysis.options.level
     values = {name: boot.values[f"phi[{i}]"] for i, name in enumerate(names)}
     phi = {name: fit.parameters[f"phi[{i}]"] for i, name in enumerate(names)}
@@ -159,15 +159,16 @@ def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]
     assert against.boot is not None
     usable = arm.boot.usable & against.boot.usable
     observed = analysis.losses.loss[here] - analysis.losses.loss[there]
-    low, high = (1 - analysis.options.level) / 2, (1 + analysis.options.level) / 2
+    units = min(arm.boot.units, against.boot.units)
     found = []
     for value in [None, *(int(v) for v in np.unique(r))]:
         at = np.ones(len(r), dtype=bool) if value is None else r == value
         parts = {part: float(point[part][0, at].mean()) for part in PARTS}
         intervals = {}
         for part in PARTS:
-            bounds = np.quantile(draws[part][usable][:, at].mean(axis=1), [low, high])
-            intervals[part] = Interval(float(bounds[0]), float(bounds[1]))
+            intervals[part] = percentiles(
+                draws[part][usable][:, at].mean(axis=1), analysis.options.level, units
+            )
         found.append(
             Split(
                 arm=arm.arm,

@@ -10,7 +10,7 @@ import numpy as np
 from fit.analysis import Analysis, ArmResult
 from fit.compare import evaluate
 from fit.losses import Losses
-from fit.uncertainty import Interval
+from fit.uncertainty import Interval, percentiles
 from looped.errors import UserError
 
 
@@ -230,9 +230,7 @@ def _optimum(analysis, arm, r: int, budget: float, grown: Family, best, drawn) -
         return once + rec, budget / flops
 
     def interval(values) -> Interval:
-        tail = (1 - analysis.options.level) / 2
-        low, high = np.quantile(values, [tail, 1 - tail])
-        return Interval(float(low), float(high))
+        return percentiles(values, analysis.options.level, arm.boot.units)
 
     n, tokens = sizes(best[0][0])
     drawn_n, drawn_tokens = sizes(drawn[0])

@@ -101,7 +101,7 @@ def lack_of_fit(analysis: Analysis, arm: ArmResult) -> LackOfFit:
     assert draws is not None
     recurrences = tuple(int(r) for r in np.unique(analysis.losses.recurrences[arm.index]) if r > 1)
     free = fit_law(Multipliers(recurrences), rows, fit.scale, objective=fit.objective)
-    boot = bootstrap(free, rows, draws, draws.weights[:, arm.index])
+    boot = bootstrap(free, rows, draws, arm.index)
     names = [f"m({r})" for r in recurrences]
     multipliers = tuple(
         Multiplier(
@@ -159,7 +159,7 @@ def _subset(analysis: Analysis, arm: ArmResult, name: str, index: np.ndarray) ->
         draws = draw_table(analysis.losses, [part], options)
     except UserError as error:
         return Subset(name, len(index), None, None, str(error))
-    boot = bootstrap(part.fit, part.rows, draws, draws.weights[:, index])
+    boot = bootstrap(part.fit, part.rows, draws, index)
     if boot.usable.mean() < 0.5:
         return Subset(name, len(index), None, None, "most resamples could not be fitted")
     return Subset(

@@ -110,7 +110,7 @@ def arm_json(arm: ArmResult, analysis: Analysis) -> dict[str, Any]:
 def method(arm: ArmResult) -> str:
     assert arm.boot is not None
     unit = {"cell": "cells (budget × r)", "row": "rows", "budget": "budgets"}[arm.boot.unit]
-    return f"percentiles of {len(arm.boot.usable)} bootstrap refits, {unit} resampled"
+    return f"expanded percentiles of {len(arm.boot.usable)} bootstrap refits, {unit} resampled"
 
 
 def difference_json(d: Difference) -> dict[str, Any]:

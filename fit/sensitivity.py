@@ -51,13 +51,12 @@ def sensitivity(analysis: Analysis, arm: ArmResult, laws: Sequence[Law] | None =
     assert arm.rows is not None
     assert arm.fit is not None
     assert analysis.draws is not None
-    weights = analysis.draws.weights[:, arm.index]
     found = []
     for law in laws:
         fit = fit_law(law, arm.rows, arm.fit.scale, objective=analysis.options.objective)
         interval = None
         if power_law_phi(law, fit.parameters) is not None and not isinstance(law, FixedExponent):
-            boot = bootstrap(fit, arm.rows, analysis.draws, weights)
+            boot = bootstrap(fit, arm.rows, analysis.draws, arm.index)
             phis = power_law_phi(law, boot.values)
             if boot.usable.mean() > 0.5 and phis is not None:
                 interval = boot.interval(phis, analysis.options.level)

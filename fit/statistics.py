@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from statistics import NormalDist
 
 
 def chi2_tail(statistic: float, degrees: int) -> float:
@@ -14,6 +16,17 @@ def chi2_tail(statistic: float, degrees: int) -> float:
         return math.nan
     with jax.enable_x64(True):
         return float(gammaincc(degrees / 2, max(statistic, 0.0) / 2))
+
+
+@functools.lru_cache(maxsize=256)
+def bootstrap_tail(level: float, units: int) -> float:
+    """The tail probability at which a percentile interval is cut so that `units` resampled units cover `level`.
+
+    The plain percentile interval is too narrow by √((n − 1)/n) and takes normal quantiles where Student's belong; this
+    is the expanded percentile interval (Hesterberg, 2015, section 5.3).
+    """
+    t = student_quantile((1 + level) / 2, units - 1)
+    return NormalDist().cdf(-t * math.sqrt(units / (units - 1)))
 
 
 def student_quantile(probability: float, degrees: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fit.law import Rows
 from fit.solve import Fit, at_bound, solve
+from fit.statistics import bootstrap_tail
 from looped.errors import UserError
 
 RESAMPLES = 1000
@@ -29,10 +30,14 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """Resamples of a table: multiplicities [s, n] of its rows, and how many draws were rejected to get them."""
+    """Resamples of a table of n rows.
+
+    `cells` [n] is the unit each row belongs to (−1: not resampled), `weights` [s, n] are multiplicities, `redrawn`
+    counts draws that were rejected.
+    """
 
     unit: str
-    units: int
+    cells: np.ndarray
     weights: np.ndarray
     redrawn: int
 
@@ -55,10 +60,15 @@ class Bootstrap:
     x: np.ndarray
 
     def interval(self, values: np.ndarray, level: float = LEVEL) -> Interval:
-        """The percentile interval of a statistic [s] of the refits."""
-        kept = values[self.usable]
-        low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
-        return Interval(float(low), float(high))
+        """The expanded percentile interval of a statistic [s] of the refits."""
+        return percentiles(values[self.usable], level, self.units)
+
+
+def percentiles(values: np.ndarray, level: float, units: int) -> Interval:
+    """The interval of resampled `values` [s] that covers `level` when `units` units were drawn."""
+    tail = bootstrap_tail(level, units)
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return Interval(float(low), float(high))
 
 
 def draw(
@@ -97,19 +107,19 @@ def draw(
             f"resampling {count} {unit}s hardly ever keeps every r and two budgets; add runs, or resample rows with"
             " --resample row."
         )
-    return Draws(unit, count, weights, rejected)
+    return Draws(unit, cells, weights, rejected)
 
 
-def bootstrap(fit: Fit, rows: Rows, draws: Draws, weights: np.ndarray | None = None) -> Bootstrap:
-    """Refits `fit.law` to every resample, from the fit itself; `weights` [s, n] are those of `draws` cut to `rows`."""
-    weights = draws.weights if weights is None else weights
+def bootstrap(fit: Fit, rows: Rows, draws: Draws, index: np.ndarray) -> Bootstrap:
+    """Refits `fit.law` to every resample, from the fit itself; `rows` are the rows `index` of the table drawn."""
+    weights = draws.weights[:, index]
     x, values = solve(fit.law, rows, np.repeat(fit.x[None], len(weights), axis=0), weights, fit.objective)
     natural = fit.law.natural(x, fit.scale)
     usable = np.isfinite(values) & np.all([np.isfinite(v) for v in natural.values()], axis=0)
     bound = sum(bool(at_bound(fit.law, v, rows)) for v in x[usable])
     return Bootstrap(
         unit=draws.unit,
-        units=draws.units,
+        units=len(np.unique(draws.cells[index])),
         values=natural,
         usable=usable,
         failed=int((~usable).sum()),

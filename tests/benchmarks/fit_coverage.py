@@ -32,7 +32,7 @@ def coverage(losses, noise, simulations, resamples, seed=0):
     for _ in range(simulations):
         noisy = rows._replace(log_loss=np.log(clean + noise * rng.standard_normal(len(clean))))
         fit = fit_law(Law(), noisy, scale, starts=8)
-        boot = bootstrap(fit, noisy, draws, draws.weights[:, arm.index])
+        boot = bootstrap(fit, noisy, draws, arm.index)
         held.append(arm.fit.parameters["phi"] in boot.interval(boot.values["phi"]))
         estimates.append(fit.parameters["phi"])
     return {

@@ -73,7 +73,7 @@ def main():
     arm, warm, warm_cpu = seconds(lambda: fit_arm(losses, "vanilla", index, options), 5)
     draws = draw_table(losses, [arm], options)
     weights = draws.weights[:, arm.index]
-    boot, boots, boots_cpu = seconds(lambda: bootstrap(arm.fit, arm.rows, draws, weights))
+    boot, boots, boots_cpu = seconds(lambda: bootstrap(arm.fit, arm.rows, draws, arm.index))
     rows, _ = arm_rows(losses, index)
     points = starting_points(Law(), rows, np.ones(len(index)), STARTS)
     (best, ends), theirs, theirs_cpu = seconds(lambda: scipy_fit(rows, np.ones(len(index)), points))

@@ -72,6 +72,14 @@ def test_few_cells_are_warned_about(vanilla):
     assert any("drawn again" in w for w in arm.warnings)
 
 
+def test_two_budgets_are_not_resampled_as_budgets(vanilla):
+    """Every draw that keeps both is the table itself: the interval would have no width."""
+    small = looped_rows(vanilla, budget=[4.64e17, 2.15e18])
+    arm = analyse(small, Options(resamples=50, unit="budget")).arms["vanilla"]
+    assert arm.phi is None
+    assert "2 budgets are too few to resample" in arm.verdict.reasons[0]
+
+
 def test_one_arm_may_fail_where_another_does_not(both_arms):
     keep = (both_arms.arm == "vanilla") | (both_arms.budget == 1e18)
     found = analyse(take(both_arms, keep), FEW)

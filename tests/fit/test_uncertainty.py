@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fit.analysis import Options, analyse, draw_table, fit_arm
 from fit.solve import HUBER, Objective, fit_law
+from fit.statistics import bootstrap_tail
 from fit.uncertainty import Interval, bootstrap, draw, log_likelihood, profile
 from looped.errors import UserError
 
@@ -62,7 +64,16 @@ def test_the_difference_is_that_of_the_estimates_and_its_interval_that_of_the_pa
     assert math.isclose(d.estimate, compared.arms["truncated"].phi - compared.arms["vanilla"].phi)
     gap = compared.arms["truncated"].boot.values["phi"] - compared.arms["vanilla"].boot.values["phi"]
     inside = (gap >= d.interval.low) & (gap <= d.interval.high)
-    assert abs(inside.mean() - 0.95) <= 1 / len(gap)
+    assert abs(inside.mean() - (1 - 2 * bootstrap_tail(0.95, 24))) <= 2 / len(gap)
+
+
+def test_few_units_widen_an_interval_and_many_leave_it():
+    """Hesterberg (2015): for n = 24 the 2.5 % tail becomes Φ(−t₂₃·√(24/23)) = 1.73 %."""
+    assert math.isclose(
+        bootstrap_tail(0.95, 24), scipy.stats.norm.cdf(-2.0686576 * math.sqrt(24 / 23)), rel_tol=1e-6
+    )
+    assert bootstrap_tail(0.95, 6) < 0.003
+    assert math.isclose(bootstrap_tail(0.95, 100_000), 0.025, rel_tol=1e-3)
 
 
 @given(st.integers(0, 1000))
@@ -73,7 +84,6 @@ def test_no_draw_loses_an_r_or_all_budgets_but_one(seed):
     cells = np.repeat(np.arange(6), 2)
     draws = draw(cells, [(np.arange(12), r, budget)], 50, seed)
     assert draws.redrawn > 0  # six cells of three r: most draws lose one
-    assert draws.units == 6
     for weights in draws.weights:
         assert set(r[weights > 0]) == {1, 2, 4}
         assert len(set(budget[weights > 0])) == 2
@@ -91,9 +101,10 @@ def test_refits_that_fail_or_end_at_a_bound_are_counted(analysis):
     boot = arm.boot
     assert (boot.failed, boot.at_bound) == (0, 0)
     assert boot.usable.all()
-    weights = np.array(analysis.draws.weights[:4, arm.index])
+    weights = np.array(analysis.draws.weights[:4])
     weights[0] = np.nan
-    spoilt = bootstrap(arm.fit, arm.rows, analysis.draws, weights)
+    draws = dataclasses.replace(analysis.draws, weights=weights)
+    spoilt = bootstrap(arm.fit, arm.rows, draws, arm.index)
     assert spoilt.failed == 1
     assert not spoilt.usable[0]
     assert np.isfinite(spoilt.interval(spoilt.values["phi"]).low)
@@ -148,4 +159,5 @@ def test_rows_without_budgets_are_resampled_one_by_one(vanilla):
     options = Options(resamples=50)
     arm = fit_arm(blind, "vanilla", blind.rows_of("vanilla"), options)
     draws = draw_table(blind, [arm], options)
-    assert (draws.unit, draws.units) == ("row", 116)
+    assert draws.unit == "row"
+    assert bootstrap(arm.fit, arm.rows, draws, arm.index).units == 116
