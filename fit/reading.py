@@ -14,7 +14,7 @@ from etils import epath
 from looped.errors import UserError
 from looped.record import ParameterGroups, RunRecord, find_records
 
-MAX_ROWS = 20_000
+MAX_ROWS = 5_000
 EXAMPLES = pathlib.Path(__file__).parent / "data"
 GROUP_PREFIX = "params_"
 GROUPS = tuple(field.name for field in dataclasses.fields(ParameterGroups))
@@ -41,10 +41,14 @@ def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> It
     """
     path = epath.Path(path)
     example = EXAMPLES / f"{path}.csv"
-    if not path.exists() and example.exists():
-        path = epath.Path(example)
+    try:
+        if not path.exists() and example.exists():
+            path = epath.Path(example)
+        is_directory = path.is_dir()
+    except ImportError as error:  # remote paths need a package of their own
+        raise UserError(f"{path}: cannot be reached; {str(error)[:1].lower() + str(error)[1:]}.") from None
     prefix = f"{path.name} " if named else ""
-    if path.is_dir():
+    if is_directory:
         yield from _read_runs(path, index, prefix)
         return
     try:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import CORE, TRUNCATED, VANILLA, published_rows
@@ -249,6 +250,15 @@ def test_a_path_that_is_not_there_is_refused(tmp_path):
         read_losses(tmp_path / "nowhere.csv")
     with pytest.raises(UserError, match="holds no runs"):
         read_losses(tmp_path)
+
+
+def test_a_remote_path_without_its_package_says_what_to_install(monkeypatch):
+    def missing(self):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr(type(epath.Path("gs://bucket/losses.csv")), "exists", missing)
+    with pytest.raises(UserError, match=r"gs://bucket/losses.csv: cannot be reached; please install gcsfs"):
+        read_losses("gs://bucket/losses.csv")
 
 
 def test_a_training_log_is_refused_before_it_is_fitted(tmp_path):
