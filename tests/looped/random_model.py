@@ -1,5 +1,7 @@
 """Small models in which nothing is at a starting value that would hide its part."""
 
+import functools
+
 import jax
 import numpy as np
 from flax import nnx
@@ -35,3 +37,13 @@ def random_model(config, noise=0.2, seed=0, **options):
 def random_tokens(config, rows=2, length=None, seed=1):
     shape = (rows, length or config.sequence_length)
     return np.random.default_rng(seed).integers(0, config.vocab_size, shape, np.int32)
+
+
+def forward(model, tokens, recurrences=None):
+    """The model's logits without a cache; models of one configuration share one compiled program."""
+    return _forward(*nnx.split(model), tokens, recurrences)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _forward(graphdef, state, tokens, recurrences):
+    return nnx.merge(graphdef, state)(tokens, recurrences)
