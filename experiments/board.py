@@ -65,7 +65,8 @@ class Run:
         self.loss, self.reason = record.loss, record.reason
         self.step, self.steps = record.step, record.steps
         self.train_seconds = record.train_seconds
-        self.tokens_per_second = record.tokens / record.train_seconds if record.train_seconds else None
+        over = record.status != "running" and record.train_seconds
+        self.tokens_per_second = record.tokens / record.train_seconds if over else None
 
     def describe(self) -> str:
         model, spec = self.spec.model, self.spec

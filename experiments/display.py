@@ -152,7 +152,7 @@ def _state(run: Run) -> str:
         return f"{run.state}: {run.reason}"
     if run.state == "done":
         return f"done, loss {run.loss:.4f} nats per token, {clock(run.train_seconds)}"
-    if run.state == "running" and run.steps and run.tokens_per_second:
+    if run.state == "running" and run.steps and run.tokens_per_second:  # its first report is in
         loss = f"loss {run.loss:.4f}, {run.tokens_per_second:,.0f} tokens/s, {clock(run.seconds_left)} left"
         return f"step {run.step} of {run.steps}, {loss}"
     return run.state

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import types
 
 import pytest
 from rich.console import Console
@@ -157,3 +158,22 @@ def test_a_manifest_comes_back_as_it_went(tmp_path):
     wanted = manifest.Manifest("quickstart", preset("quickstart").specs(seeds=(1,)))
     manifest.write(tmp_path, wanted)
     assert manifest.read(tmp_path) == wanted
+
+
+@pytest.mark.parametrize("view", [Plain, Tables])
+def test_a_run_that_goes_on_is_shown_before_its_first_report(view):
+    """Its record knows steps and seconds but no loss yet."""
+    runs = board(1)
+    [run] = runs.runs
+    record = types.SimpleNamespace(
+        status="running", loss=None, reason=None, step=40, steps=100, tokens=1000, train_seconds=3.0
+    )
+    run.take(record)
+    assert run.tokens_per_second is None, "the speed of a finished run alone is known from its record"
+    run.state = "running"
+    shown = terminal()
+    display = view("sweep", shown)
+    display.update(runs)
+    if isinstance(display, Tables):
+        shown.print(display.render())
+    assert "running" in shown.file.getvalue()
