@@ -25,7 +25,7 @@ class Checkpoints:
         """Starts to save `state` as of `step` steps done; a save of a step that is there already is skipped."""
         if self._manager.latest_step() == step:
             return
-        items = {"state": ocp.args.StandardSave(state)}
+        items: dict[str, Any] = {"state": ocp.args.StandardSave(state)}
         if metrics:
             items["metrics"] = ocp.args.JsonSave(metrics)
         self._manager.save(step, args=ocp.args.Composite(**items))

@@ -204,7 +204,8 @@ def compiled(model: ModelConfig, optimizer_config: OptimizerConfig) -> Programs:
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer, state.params, learning_rates=rates
         )
-        return TrainState(optax.apply_updates(state.params, updates), optimizer_state, state.step + 1), loss
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(params, optimizer_state, state.step + 1), loss
 
     @jax.jit
     def loss_sum(params, inputs, targets):
