@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -10,8 +11,8 @@ from fit.analysis import Analysis, ArmResult, Options, draw_table, fit_arm
 from fit.law import Multipliers
 from fit.sensitivity import leave_cells_out
 from fit.solve import fit_law
-from fit.statistics import chi2_tail
-from fit.uncertainty import Interval, Profile, bootstrap, log_likelihood, profile
+from fit.statistics import chi2_tail, f_tail
+from fit.uncertainty import Interval, Profile, bootstrap, dispersion, profile
 from looped.errors import UserError
 
 _SUBSET_RESAMPLES = 200
@@ -31,8 +32,9 @@ class Multiplier:
 class LackOfFit:
     """Whether m(r) departs from r^φ by more than chance.
 
-    `rows_p` is the likelihood-ratio test with rows independent; `cells_p` the Wald test of log m(r) against φ·log r
-    with the covariance of the resamples, which lets the runs of a cell err together.  None with one r above 1.
+    `rows_p` is the quasi-likelihood-ratio test with rows independent; `cells_p` the Wald F test of log m(r) against
+    φ·log r with the covariance of the resamples, which lets the runs of a cell err together.  None with one r above 1,
+    or as many parameters as cells.
     """
 
     multipliers: tuple[Multiplier, ...]
@@ -115,12 +117,14 @@ def lack_of_fit(analysis: Analysis, arm: ArmResult) -> LackOfFit:
     spare = len(recurrences) - 1
     if spare < 1:
         return LackOfFit(multipliers, free.rmse, None, None)
-    n = len(rows.log_loss)
-    ratio = 2 * (log_likelihood(fit.objective, free.value, n) - log_likelihood(fit.objective, fit.value, n))
+    ratio = 2 * (fit.value - free.value) / dispersion(fit.objective, free.residuals, len(free.x))
     logs = np.log(np.stack([boot.values[name] for name in names], axis=1))[boot.usable]
     estimate = np.log([free.parameters[name] for name in names])
     wald = _distance_to_power(estimate, np.cov(logs.T), np.log(recurrences))
-    return LackOfFit(multipliers, free.rmse, chi2_tail(ratio, spare), chi2_tail(wald, spare))
+    cells_p = f_tail(wald / spare, spare, boot.units - len(free.x))
+    return LackOfFit(
+        multipliers, free.rmse, chi2_tail(ratio, spare), None if math.isnan(cells_p) else cells_p
+    )
 
 
 def _distance_to_power(log_m: np.ndarray, covariance: np.ndarray, log_r: np.ndarray) -> float:

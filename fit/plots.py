@@ -173,7 +173,7 @@ def residuals(analysis: Analysis) -> Figure:
 
 
 def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
-    """Twice the drop in log likelihood as φ is held, a panel an arm, with both intervals."""
+    """Twice the drop in quasi log likelihood as φ is held, a panel an arm, with both intervals."""
     figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
     limit = NormalDist().inv_cdf((1 + analysis.options.level) / 2) ** 2
     for ax, d in zip(axes[0], diagnoses, strict=True):
@@ -185,7 +185,7 @@ def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
         ax.set_ylim(0, 4 * limit)
         ax.set_title(f"{d.arm}: shaded, interval from resampled {analysis.options.unit}s", fontsize=9)
         ax.set_xlabel("φ", fontsize=8)
-    axes[0][0].set_ylabel("2 × drop in log likelihood (rows independent)", fontsize=8)
+    axes[0][0].set_ylabel("2 × drop in quasi log likelihood (rows independent)", fontsize=8)
     return figure
 
 

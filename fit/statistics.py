@@ -18,6 +18,18 @@ def chi2_tail(statistic: float, degrees: int) -> float:
         return float(gammaincc(degrees / 2, max(statistic, 0.0) / 2))
 
 
+def f_tail(statistic: float, numerator: int, denominator: int) -> float:
+    """Probability that an F variable with these degrees of freedom exceeds `statistic`."""
+    import jax
+    from jax.scipy.special import betainc
+
+    if numerator < 1 or denominator < 1 or not math.isfinite(statistic):
+        return math.nan
+    with jax.enable_x64(True):
+        share = denominator / (denominator + numerator * max(statistic, 0.0))
+        return float(betainc(denominator / 2, numerator / 2, share))
+
+
 @functools.lru_cache(maxsize=256)
 def bootstrap_tail(level: float, units: int) -> float:
     """The tail probability at which a percentile interval is cut so that `units` resampled units cover `level`.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 
 from fit.law import Rows
-from fit.solve import Fit, at_bound, solve
+from fit.solve import Fit, Objective, at_bound, solve
 from fit.statistics import bootstrap_tail
 from looped.errors import UserError
 
@@ -131,7 +130,7 @@ def bootstrap(fit: Fit, rows: Rows, draws: Draws, index: np.ndarray) -> Bootstra
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Twice the drop in log likelihood [m] with φ held at `phi` [m], and where it is below the quantile."""
+    """Twice the drop in quasi log likelihood [m] with φ held at `phi` [m], and where it is below the quantile."""
 
     phi: np.ndarray
     drop: np.ndarray
@@ -141,8 +140,8 @@ class Profile:
 def profile(fit: Fit, rows: Rows, low: float, high: float, points: int = 41, level: float = LEVEL) -> Profile:
     """Profiles φ between `low` and `high`, the other parameters refitted at every point.
 
-    The likelihood is that of independent rows whose log residuals have the density exp(−objective/s), s fitted:
-    minimising the objective is maximising it.  An interval that reaches `low` or `high` is cut there.
+    The objective, divided by its `dispersion`, stands for minus the log likelihood of independent rows.  An interval
+    that reaches `low` or `high` is cut there.
     """
     index = fit.law.names.index("phi")
     phis = np.unique(np.append(np.linspace(low, high, points), fit.x[index]))
@@ -150,8 +149,7 @@ def profile(fit: Fit, rows: Rows, low: float, high: float, points: int = 41, lev
     x0[:, index] = phis
     n = len(rows.log_loss)
     _, values = solve(fit.law, rows, x0, np.ones(n), fit.objective, held=("phi",))
-    best = log_likelihood(fit.objective, fit.value, n)
-    drop = np.array([2 * max(best - log_likelihood(fit.objective, v, n), 0.0) for v in values])
+    drop = 2 * np.maximum(values - fit.value, 0) / dispersion(fit.objective, fit.residuals, len(fit.x))
     limit = NormalDist().inv_cdf((1 + level) / 2) ** 2
     centre = int(np.argmin(drop))
     return Profile(
@@ -169,27 +167,16 @@ def _cross(phis: np.ndarray, drop: np.ndarray, centre: int, limit: float, step: 
     return float(phis[i] + (limit - drop[i]) / (drop[j] - drop[i]) * (phis[j] - phis[i]))
 
 
-def log_likelihood(objective, value: float, rows: int) -> float:
-    """Largest log likelihood over the scale s of `rows` log residuals whose objective is `value`.
+def dispersion(objective: Objective, residuals: np.ndarray, parameters: int) -> float:
+    """E[ψ²]/E[ψ′] of the log residuals [n], ψ the objective's derivative: the scale of differences of the objective.
 
-    The density is exp(−objective(e)/s) / Z(s); for Huber's terms Z(s) = √(2πs)·erf(δ/√(2s)) + (2s/δ)·exp(−δ²/2s).
+    Twice a rise of the objective, divided by this, is χ² for independent rows whatever their distribution (Hampel et
+    al., Robust Statistics, 1986, section 7.2).  E[ψ′], the share within δ, is read off the half of the rows nearest zero.
     """
-    value = max(value, 1e-30 * rows)
+    size = np.abs(residuals)
+    spare = max(len(size) - parameters, 1)
     if objective.kind == "squares":
-        s = 2 * value / rows
-        return -rows / 2 * (math.log(2 * math.pi * s) + 1)
-
-    def at(log_s: float) -> float:
-        s, d = math.exp(log_s), objective.delta
-        z = math.sqrt(2 * math.pi * s) * math.erf(d / math.sqrt(2 * s)) + 2 * s / d * math.exp(
-            -(d**2) / (2 * s)
-        )
-        return -value / s - rows * math.log(z)
-
-    mean = value / rows
-    low, high = math.log(mean) - 3, math.log(mean) + 3
-    golden = (math.sqrt(5) - 1) / 2
-    for _ in range(80):
-        a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if at(a) > at(b) else (a, high)
-    return at((low + high) / 2)
+        return float((size**2).sum()) / spare
+    within = max(objective.delta, float(np.median(size)))
+    slope = float(np.mean(size <= within)) * objective.delta / within
+    return float((np.minimum(size, objective.delta) ** 2).sum()) / spare / slope

@@ -99,8 +99,8 @@ def count(value: float | None) -> str:
     if value is None:
         return "–"
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}" if value < 999.5 * size else f"{value / size:.0f}{unit}"
+        if abs(value) >= 0.9995 * size:  # 999.7 M rounds to 1 B
+            return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
 

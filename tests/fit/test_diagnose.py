@@ -40,10 +40,12 @@ def noisy(losses, sizes, seed):
 
 
 def test_lack_of_fit_is_quiet_where_the_law_holds_and_loud_where_it_does_not(vanilla):
-    holds = analyse(noisy(vanilla, 0.004, 0), Options(resamples=200))
-    found = lack_of_fit(holds, holds.arms["vanilla"])
-    assert found.rows_p > 0.02
-    assert found.cells_p > 0.02
+    quiet = []
+    for seed in range(1, 6):
+        holds = analyse(noisy(vanilla, 0.004, seed), Options(resamples=100))
+        found = lack_of_fit(holds, holds.arms["vanilla"])
+        quiet.append((found.rows_p, found.cells_p))
+    assert (np.median(quiet, axis=0) > 0.1).all()
     worth = np.where(vanilla.recurrences == 2, 0.9, vanilla.recurrences ** TRUTH["phi"])
     n = vanilla.n_once + worth * vanilla.n_rec
     loss = TRUTH["E"] + TRUTH["A"] * n ** -TRUTH["alpha"] + TRUTH["B"] * vanilla.tokens ** -TRUTH["beta"]

@@ -8,7 +8,7 @@ import scipy.stats
 from tables import take, with_losses
 
 from fit.minima import iso_flop_minima
-from fit.statistics import chi2_tail, student_quantile
+from fit.statistics import chi2_tail, f_tail, student_quantile
 from looped.errors import UserError
 
 
@@ -89,6 +89,11 @@ def test_student_quantiles_are_scipys(probability, degrees):
     assert math.isclose(
         student_quantile(probability, degrees), scipy.stats.t.ppf(probability, degrees), rel_tol=1e-9
     )
+
+
+@pytest.mark.parametrize(("statistic", "degrees"), [(0.0, (1, 5)), (3.1, (2, 16)), (8.5, (3, 4))])
+def test_f_tails_are_scipys(statistic, degrees):
+    assert math.isclose(f_tail(statistic, *degrees), scipy.stats.f.sf(statistic, *degrees), rel_tol=1e-9)
 
 
 @pytest.mark.parametrize(("statistic", "degrees"), [(0.0, 1), (3.84, 1), (25.0, 2), (7.0, 5)])

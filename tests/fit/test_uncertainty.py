@@ -5,15 +5,16 @@ import math
 
 import numpy as np
 import pytest
-import scipy.integrate
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import TRUTH
 
-from fit.analysis import Options, analyse, draw_table, fit_arm
-from fit.solve import HUBER, Objective, fit_law
+from fit.analysis import Options, analyse, arm_rows, draw_table, fit_arm
+from fit.law import Law
+from fit.solve import HUBER, Objective, fit_law, predict, solve
 from fit.statistics import bootstrap_tail
-from fit.uncertainty import Interval, bootstrap, draw, log_likelihood, profile
+from fit.uncertainty import Interval, bootstrap, dispersion, draw, profile
 from looped.errors import UserError
 
 
@@ -110,31 +111,36 @@ def test_refits_that_fail_or_end_at_a_bound_are_counted(analysis):
     assert np.isfinite(spoilt.interval(spoilt.values["phi"]).low)
 
 
-@pytest.mark.parametrize("mean", [1e-7, 2e-6, 1e-3])
-def test_the_huber_density_integrates_to_one(mean):
-    """log_likelihood maximises over s; at its maximum the density it uses must be a density."""
-    n = 200
-    best = log_likelihood(HUBER, mean * n, n)
-
-    def z(s):
-        edge = 60 * s / HUBER.delta + 20 * math.sqrt(s)
-
-        def density(e):
-            return math.exp(-float(np.where(e <= 1e-3, e * e / 2, 1e-3 * (e - 5e-4))) / s)
-
-        return 2 * scipy.integrate.quad(density, 0, edge, points=[1e-3, min(edge / 2, 1e-2)], limit=400)[0]
-
-    grid = np.geomspace(mean / 10, mean * 10, 200)
-    brute = max(-mean * n / s - n * math.log(z(s)) for s in grid)
-    assert math.isclose(best, brute, rel_tol=1e-3)
-
-
-def test_the_likelihood_of_squares_is_the_normal_one():
+def test_the_dispersion_of_squares_is_the_residual_variance():
     errors = np.random.default_rng(0).normal(size=50)
-    value = 0.5 * (errors**2).sum()
-    sigma = math.sqrt((errors**2).mean())
-    normal = sum(-0.5 * (e / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) for e in errors)
-    assert math.isclose(log_likelihood(Objective("squares"), value, 50), normal, rel_tol=1e-9)
+    expected = (errors**2).sum() / 44
+    assert math.isclose(dispersion(Objective("squares"), errors, 6), expected)
+    wide = Objective("huber", 0.999)
+    assert math.isclose(dispersion(wide, errors / 10, 6), expected / 100, rel_tol=1e-9)
+
+
+def test_the_dispersion_of_laplace_errors_is_theirs():
+    """Far beyond δ the objective is δ·|e|: with density exp(−|e|/b)/2b, E[ψ²]/E[ψ′] is δ²/(δ/b) = δ·b."""
+    errors = np.random.default_rng(0).laplace(scale=0.05, size=200_000)
+    assert math.isclose(dispersion(HUBER, errors, 0), HUBER.delta * 0.05, rel_tol=0.45)
+    assert dispersion(HUBER, errors, 0) > HUBER.delta * 0.05  # the cusp is smoothed: conservative
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.01])
+def test_the_drop_at_the_truth_is_chi_square(vanilla, noise):
+    """For independent normal errors the mean of twice the drop at the true φ is 1."""
+    rows, scale = arm_rows(vanilla, np.arange(len(vanilla)))
+    truth = Law().vector(TRUTH, scale)
+    clean = np.exp(predict(Law(), truth, rows))
+    rng = np.random.default_rng(0)
+    drops = []
+    for _ in range(60):
+        noisy = rows._replace(log_loss=np.log(clean + noise * rng.standard_normal(116)))
+        free, value = solve(Law(), noisy, truth[None], np.ones(116), HUBER)
+        _, held = solve(Law(), noisy, truth[None], np.ones(116), HUBER, held=("phi",))
+        residuals = predict(Law(), free[0], noisy) - noisy.log_loss
+        drops.append(2 * (held[0] - value[0]) / dispersion(HUBER, residuals, 6))
+    assert 0.6 < np.mean(drops) < 1.5
 
 
 def test_the_profile_is_lowest_at_the_fit_and_rises_on_both_sides(analysis):
