@@ -25,7 +25,7 @@ class Generate:
     directory: _RunFolder
     """The run's folder."""
     prompts: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT", help_behavior_hint="")
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT ...]", help_behavior_hint="")
     ] = ()
     """Texts to continue; without one, a text is made up from its start."""
     new_tokens: int = 100
