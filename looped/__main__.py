@@ -30,6 +30,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "With a trained model": {
         "eval": ("looped.inference_commands", "Eval"),
         "generate": ("looped.inference_commands", "Generate"),
+        "convert": ("looped.interop_commands", "Convert"),
     },
     "What their losses say": {
         "fit": ("fit.commands", "Fit"),

@@ -26,11 +26,11 @@ def layer_parameters(config: ModelConfig) -> int:
 
 
 @functools.cache
-def _injection_counts(config: ModelConfig) -> tuple[int, int]:
-    """(parameters of the mechanism, multiply-adds a token in one pass)."""
+def _injection_counts(config: ModelConfig) -> tuple[int, int, int]:
+    """(parameters of the mechanism, multiply-adds a token before the loop, multiply-adds a token in one pass)."""
     module = nnx.eval_shape(lambda: injection_class(config.injection)(config, nnx.Rngs(0)))
     size = sum(p.get_value().size for _, p in nnx.to_flat_state(nnx.state(module, nnx.Param)))
-    return size, module.multiplies_per_pass(config)
+    return size, module.multiplies_once(config), module.multiplies_per_pass(config)
 
 
 def count(config: ModelConfig) -> ParameterGroups:
@@ -73,9 +73,9 @@ def flops_per_token(config: ModelConfig) -> float:
     attention = config.d_model * config.sequence_length
     passes, detached = config.k, config.recurrences - config.k
     layers = config.prelude_layers + config.coda_layers + passes * config.recurrent_layers
-    injection = _injection_counts(config)[1]
-    unembed = config.padded_vocab * config.d_model
-    with_gradient = 6 * (layers * layer + passes * injection + unembed) + 12 * attention * layers
+    _, once, injection = _injection_counts(config)
+    once += config.padded_vocab * config.d_model
+    with_gradient = 6 * (layers * layer + passes * injection + once) + 12 * attention * layers
     forward_only = detached * (
         2 * (config.recurrent_layers * layer + injection) + 4 * attention * config.recurrent_layers
     )

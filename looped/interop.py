@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,6 +18,7 @@ from looped.config import ModelConfig
 from looped.errors import UserError, nearest
 from looped.jsonable import from_json
 from looped.model import LoopedLM
+from looped.optimizer import parameter_path
 
 _FIELDS = {
     "sequence_len": "sequence_length",
@@ -43,7 +45,7 @@ _INJECTIONS = {
     "hyperconnect": "hyperconnect",
 }
 
-_WHOLE = {
+_WHOLE: dict[tuple[str, ...], str] = {
     ("embedding",): "transformer.wte.weight",
     ("unembedding",): "lm_head.weight",
     ("embedding_norm", "scale"): "norm_emb.weight",
@@ -55,7 +57,7 @@ _WHOLE = {
     ("injection", "beta"): "lane_beta",
 }
 _STAGES = {"prelude": "prelude", "recurrent_block": "recur", "coda": "coda"}
-_LAYER = {
+_LAYER: dict[tuple[str, ...], str] = {
     ("attention_norm", "scale"): "n1.weight",
     ("query", "kernel"): "attn.c_q.weight",
     ("key", "kernel"): "attn.c_k.weight",
@@ -111,7 +113,7 @@ def config_to_reference(config: ModelConfig) -> dict[str, Any]:
     return fields
 
 
-def to_reference(model: LoopedLM | nnx.State) -> dict[str, np.ndarray]:
+def to_reference(model: LoopedLM | Any) -> dict[str, np.ndarray]:
     """Returns the arrays by their published state-dict names, matrices [out, in], each in its own dtype.
 
     Takes a model, its parameters, their gradient or any other tree of that shape.  `UserError` where a parameter has no
@@ -121,17 +123,16 @@ def to_reference(model: LoopedLM | nnx.State) -> dict[str, np.ndarray]:
         config_to_reference(model.config)
         model = nnx.state(model, nnx.Param)
     arrays: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(model):
-        names = tuple(map(str, path))
-        value = np.asarray(variable.get_value() if isinstance(variable, nnx.Variable) else variable)
-        if names in _WHOLE:
-            arrays[_WHOLE[names]] = value.T if names[-1] == "kernel" else value
-        elif names[0] in _STAGES and names[1:] in _LAYER:
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(model):
+        path, value = parameter_path(keys), np.asarray(leaf)
+        if path in _WHOLE:
+            arrays[_WHOLE[path]] = value.T if path[-1] == "kernel" else value
+        elif path[0] in _STAGES and path[1:] in _LAYER:
             for i, layer in enumerate(value):
-                name = f"transformer.{_STAGES[names[0]]}.{i}.{_LAYER[names[1:]]}"
+                name = f"transformer.{_STAGES[path[0]]}.{i}.{_LAYER[path[1:]]}"
                 arrays[name] = layer.T if layer.ndim == 2 else layer
         else:
-            raise UserError(f"parameter {'.'.join(names)} has no counterpart in the published code.")
+            raise UserError(f"parameter {'.'.join(path)} has no counterpart in the published code.")
     return arrays
 
 

@@ -201,10 +201,12 @@ class LoopedLM(nnx.Module):
         x = self.embedding.get_value()[tokens].astype(config.compute_dtype)
         e, prelude_cache = run(self.prelude, self.embedding_norm(x), caches.prelude)
 
+        entering = self.injection.prepare(e)
+
         def one_pass(carry, i):
             state, kept = carry
             own = jax.tree.map(lambda x: x[i % len(x)], kept)
-            s, own = run(self.recurrent_block, self.injection.enter(state, e, i), own)
+            s, own = run(self.recurrent_block, self.injection.enter(state, entering, i), own)
             kept = jax.tree.map(lambda x, new: x.at[i % len(x)].set(new), kept, own)
             return self.injection.leave(state, self.pass_norm(s), i), kept
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.core import Tracer
 
 from looped.config import OptimizerConfig, RunSpec
 from looped.counting import reference_tokens, target_tokens
@@ -40,12 +41,12 @@ def _norm(x: Array) -> Array:
 def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
     """Five Polar Express steps towards the polar factor of each matrix of g [..., m, n], iterated in `dtype`.
 
-    The first iterate is g / (1.02·n + 1e-6), n = ‖g‖, as published.  For n below 1e-3 the 1e-6 becomes n²: so it stays
-    small beside n, and the direction of a gradient of any size is that of the same gradient times 1e-9.  Zero stays
-    zero.
+    The first iterate is g / (1.02·n + 1e-6), n = ‖g‖, as published.  A gradient so small that the 1e-6 would swallow it
+    would lose its direction; for n below 1e-5 it therefore becomes (1000·n)³, and a gradient and the same times 1e-9
+    have one direction.  Zero stays zero.
     """
     n = _norm(g)
-    x = (g / jnp.where(n > 0, 1.02 * n + jnp.minimum(n * n, 1e-6), 1)).astype(dtype)
+    x = (g / jnp.where(n > 0, 1.02 * n + jnp.minimum((1e3 * n) ** 3, 1e-6), 1)).astype(dtype)
     tall = g.shape[-2] > g.shape[-1]
     if tall:
         x = x.mT
@@ -85,9 +86,8 @@ def hold_sphere(group: str = "matrix") -> optax.GradientTransformationExtraArgs:
     def init(params):
         return SphereState(jax.tree_util.tree_map_with_path(_radius, params))
 
-    def update(updates, state, params=None, *, learning_rates, **extra):
-        del extra
-        rate = learning_rates[group]
+    def update(updates, state, params=None, **extra):
+        rate = extra["learning_rates"][group]
 
         def step(u, c, w):
             size = _norm(u)
@@ -102,7 +102,7 @@ def hold_sphere(group: str = "matrix") -> optax.GradientTransformationExtraArgs:
 def _radius(path, w: Array) -> Array:
     """‖W₀‖ of each matrix; `UserError` that names a parameter with a matrix of norm zero, unless traced."""
     radius = _norm(w)
-    if not isinstance(radius, jax.core.Tracer) and not bool(jnp.all(radius > 0)):
+    if not isinstance(radius, Tracer) and not bool(jnp.all(radius > 0)):
         raise UserError(
             f"parameter {parameter_name(path)} has a matrix of norm zero; MuonH holds the initial norm, so initialise"
             " it to something else."
@@ -118,20 +118,35 @@ def check_norms(params: nnx.State) -> None:
     )
 
 
-def parameter_name(path: tuple[Any, ...]) -> str:
-    """A parameter's path with dots: `recurrent_block.query.kernel`."""
-    keys = [getattr(key, "key", getattr(key, "name", key)) for key in path]
+def parameter_path(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The names on the way to a leaf of a parameter tree, as `jax.tree_util` or `nnx` give it."""
+    keys = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
     if isinstance(path[-1], jax.tree_util.GetAttrKey):  # of an nnx.Variable, into the array it holds
         keys.pop()
-    return ".".join(map(str, keys))
+    return tuple(keys)
+
+
+def parameter_name(path: tuple[Any, ...]) -> str:
+    """That path with dots: `recurrent_block.query.kernel`."""
+    return ".".join(parameter_path(path))
+
+
+def muonh(
+    momentum: float = 0.95, dtype: Any = jnp.float32, group: str = "matrix"
+) -> optax.GradientTransformationExtraArgs:
+    """MuonH (arXiv:2603.28743): `update` wants the parameters and `learning_rates`, a dict from `group` to the rate.
+
+    Every matrix of a leaf [..., m, n] is one by itself; ‖W₀‖ of each is part of the state.
+    """
+    return optax.chain(scale_by_polar(momentum, dtype), hold_sphere(group))
 
 
 def scale_by_rate(group: str) -> optax.GradientTransformationExtraArgs:
     """Multiplies updates by −learning_rates[group], given at update time."""
 
-    def update(updates, state, params=None, *, learning_rates, **extra):
-        del params, extra
-        return jax.tree.map(lambda u: -learning_rates[group] * u, updates), state
+    def update(updates, state, params=None, **extra):
+        del params
+        return jax.tree.map(lambda u: -extra["learning_rates"][group] * u, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -166,9 +181,7 @@ def make_optimizer(config: OptimizerConfig, params: nnx.State) -> optax.Gradient
     """MuonH and AdamW joined by group; `update` wants `learning_rates`, a dict from group to rate."""
     adam = optax.scale_by_adam(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps)
     transforms: dict[Any, Any] = {g: optax.chain(adam, scale_by_rate(g)) for g in GROUPS}
-    transforms["matrix"] = optax.chain(
-        scale_by_polar(config.momentum, jnp.dtype(config.polar_dtype)), hold_sphere("matrix")
-    )
+    transforms["matrix"] = muonh(config.momentum, jnp.dtype(config.polar_dtype))
     return optax.partition(transforms, parameter_groups(params))
 
 

@@ -61,6 +61,11 @@ class Injection(nnx.Module):
                 f"lanes is {config.lanes}, but injection {config.injection!r} has none; leave it out."
             )
 
+    def multiplies_once(self, config: ModelConfig) -> int:
+        """Multiply-adds a token in `prepare`."""
+        del config
+        return 0
+
     def multiplies_per_pass(self, config: ModelConfig) -> int:
         """Multiply-adds a token in one pass: every entry that the pass uses once, unless a subclass knows better."""
         total = 0
@@ -82,8 +87,12 @@ class Injection(nnx.Module):
         """The state before the first pass."""
         return e
 
+    def prepare(self, e: Array) -> Array:
+        """What of e enters the passes, [B, T, D]: here goes what would be the same in every pass."""
+        return e
+
     def enter(self, state: State, e: Array, i: Array) -> Array:
-        """The input [B, T, D] of pass i, counted from 0."""
+        """The input [B, T, D] of pass i, counted from 0; e is what `prepare` made of it."""
         raise NotImplementedError
 
     def leave(self, state: State, s: Array, i: Array) -> State:
@@ -201,13 +210,22 @@ class Diagonal(Injection):
         exponent = self.log_step.get_value() + self.log_rate.get_value()
         return jnp.exp(-jnp.exp(jnp.clip(exponent, -15.0, 4.0)))
 
+    def multiplies_once(self, config):
+        return self.write.get_value().size + config.d_model
+
+    def multiplies_per_pass(self, config):
+        return config.d_model
+
     def initial(self, e):
         return jnp.zeros_like(e)
 
+    def prepare(self, e):
+        step = jnp.exp(self.log_step.get_value()).astype(e.dtype)
+        return step * (rms_normalise(e, self.epsilon) @ self.write.get_value().astype(e.dtype))
+
     def enter(self, state, e, i):
-        written = rms_normalise(e, self.epsilon) @ self.write.get_value().astype(e.dtype)
-        u = self.decay() * state.astype(jnp.float32) + jnp.exp(self.log_step.get_value()) * written
-        return u.astype(e.dtype)  # summed in float32: bfloat16 would round a decay of 0.998 to 1
+        kept = self.decay() * state.astype(jnp.float32)  # as bfloat16, a decay of 0.998 would be 1
+        return kept.astype(e.dtype) + e
 
 
 class PassEmbedding(Linear):

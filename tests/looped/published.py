@@ -106,9 +106,19 @@ def logits(fields, arrays, tokens):
     return cap * jnp.tanh(x[..., : fields["vocab_size"]] / cap)
 
 
-def loss(fields, arrays, tokens, targets):
-    probabilities = jax.nn.log_softmax(logits(fields, arrays, tokens))
-    return -jnp.mean(jnp.stack([probabilities[b, t, targets[b, t]] for b, t in np.argwhere(targets >= 0)]))
+def cross_entropy(logits, targets):
+    rows, columns = np.nonzero(targets >= 0)
+    return -jnp.mean(jax.nn.log_softmax(logits)[rows, columns, targets[rows, columns]])
+
+
+def evaluator(fields, tokens, targets):
+    """A function of the arrays: ((loss, logits), gradient)."""
+
+    def loss(arrays):
+        own = logits(fields, arrays, tokens)
+        return cross_entropy(own, targets), own
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 class Optimizer:
