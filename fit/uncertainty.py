@@ -171,7 +171,7 @@ def dispersion(objective: Objective, residuals: np.ndarray, parameters: int) -> 
     """E[ψ²]/E[ψ′] of the log residuals [n], ψ the objective's derivative: the scale of differences of the objective.
 
     Twice a rise of the objective, divided by this, is χ² for independent rows whatever their distribution (Hampel et
-    al., Robust Statistics, 1986, section 7.2).  E[ψ′], the share within δ, is read off the half of the rows nearest zero.
+    al., Robust Statistics, 1986, section 7.2).  E[ψ′], the share within δ, is read off the rows nearest zero.
     """
     size = np.abs(residuals)
     spare = max(len(size) - parameters, 1)
