@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "sweep status": ("experiments.commands", "SweepStatus"),
         "train": ("looped.commands", "Train"),
         "data prepare": ("looped.commands", "DataPrepare"),
+        "parameters": ("looped.model_commands", "Parameters"),
     },
     "With a trained model": {
         "eval": ("looped.inference_commands", "Eval"),

@@ -20,9 +20,10 @@ from looped.errors import UserError
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
-    "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
+    "F16": np.float16,
 }
+"""In the order in which the safetensors library writes them."""
 SUFFIXES = (".safetensors", ".pt")
 
 
@@ -81,9 +82,10 @@ def _read_safetensors(content: bytes) -> dict[str, np.ndarray]:
 
 
 def _write_safetensors(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """In the order of the safetensors library, wide types first, then by name: the same bytes as it writes."""
+    """By type, then by name, padded to eight bytes: the same file as the safetensors library writes."""
     names = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    ranks = {dtype: rank for rank, dtype in enumerate(names)}
+    ordered = sorted(arrays.items(), key=lambda item: (ranks[item[1].dtype], item[0]))
     header, end = {}, 0
     for name, array in ordered:
         offsets = [end, end + array.nbytes]
@@ -113,7 +115,8 @@ def _read_pt(path: epath.Path) -> dict[str, np.ndarray]:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of many kinds, by what is wrong
-            raise ValueError(str(error).partition("\n")[0]) from error
+            first_line = str(error).partition("\n")[0]
+            raise ValueError(f"{type(error).__name__}: {first_line}") from error
     return {name: _from_torch(torch, tensor) for name, tensor in tensors.items()}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import jax
 import ml_dtypes
@@ -147,6 +148,25 @@ def test_files_of_another_kind_are_refused(tmp_path):
         read_arrays(tmp_path / "model.npz")
     with pytest.raises(UserError, match="no such file"):
         read_arrays(tmp_path / "model.safetensors")
+
+
+def test_pt_files_keep_their_bits(tmp_path):
+    pytest.importorskip("torch")
+    write_arrays(tmp_path / "x.pt", ARRAYS)
+    assert same_bits(read_arrays(tmp_path / "x.pt"), ARRAYS)
+    (tmp_path / "y.pt").write_bytes(b"no such thing")
+    with pytest.raises(UserError, match=r"y\.pt: damaged"):
+        read_arrays(tmp_path / "y.pt")
+
+
+def test_pt_files_without_pytorch_say_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "x.pt").write_bytes(b"")
+    with pytest.raises(UserError, match="pip install torch"):
+        read_arrays(tmp_path / "x.pt")
+    with pytest.raises(UserError, match="pip install torch"):
+        write_arrays(tmp_path / "y.pt", ARRAYS)
+    assert not (tmp_path / "y.pt").exists()
 
 
 # --- Checkpoints -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
+from looped.__main__ import main
 from looped.config import ModelConfig, OptimizerConfig, RunSpec
 from looped.errors import UserError
 from looped.model import LoopedLM
@@ -196,6 +197,13 @@ def test_the_groups_of_mechanisms():
     assert own("hyperconnect") == dict.fromkeys(("alpha", "mixing", "beta"), "per_pass")
     assert own("diagonal") == {"log_step": "norm", "log_rate": "norm", "write": "matrix"}
     assert own("pass-embedding") == {"kernel": "matrix", "embedding": "per_pass"}
+
+
+def test_the_groups_are_listed_on_the_command_line(capsys):
+    assert main(["parameters", "--injection", "hyperconnect", "--d-model", "32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["injection.mixing", "per_pass", "2", "×", "2", "×", "2"] for line in lines)
+    assert any(line.split() == ["coda.value.kernel", "matrix", "1", "×", "32", "×", "32"] for line in lines)
 
 
 def test_each_group_moves_at_its_own_rate():

@@ -114,6 +114,16 @@ def test_a_mechanism_in_scans_is_the_mechanism_in_a_plain_loop(injection):
     np.testing.assert_allclose(looped(mechanism, e, 5, 5), mechanism.read(state), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_a_mechanism_keeps_the_type_of_activations(injection):
+    """In bfloat16 too: a scan's state must not change its type, nor its result differ by more than rounding."""
+    mechanism = mechanism_of(dataclasses.replace(SMALL, injection=injection))
+    e = jax.random.normal(jax.random.key(0), (2, 3, 16))
+    exact, rounded = looped(mechanism, e, 3, 3), looped(mechanism, e.astype(jnp.bfloat16), 3, 3)
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rounded.astype(jnp.float32), exact, atol=0.1)
+
+
 def test_backprop_through_fewer_passes_takes_less_memory():
     def temporaries(k):
         config = dataclasses.replace(
