@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
-from fit.identify import Verdict, after_fitting, before_fitting
-from fit.law import Law, Rows, make_rows
+from fit.identify import after_fitting, before_fitting
+from fit.law import Law, Rows, Scale, make_rows
 from fit.losses import Baseline, Losses
 from fit.solve import HUBER, Fit, Objective, fit_law
 from fit.uncertainty import LEVEL, RESAMPLES, Bootstrap, Draws, Interval, bootstrap, draw, percentiles
@@ -48,21 +49,45 @@ DEFAULTS = Options()
 
 
 @dataclasses.dataclass(frozen=True)
-class ArmResult:
-    """One arm: the table rows it used [n], the verdict, and, if identified, its fit and resamples."""
+class Unidentified:
+    """An arm whose rows (`index` [n] of the table) do not give a φ, and why."""
 
     arm: str
     index: np.ndarray
-    rows: Rows | None
-    verdict: Verdict
-    fit: Fit | None = None
-    boot: Bootstrap | None = None
-    interval: Interval | None = None
-    warnings: tuple[str, ...] = ()
+    reasons: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PointFit:
+    """The law fitted to the rows `index` [n] of the table, without an interval yet; `doubts` weaken it."""
+
+    arm: str
+    index: np.ndarray
+    rows: Rows
+    fit: Fit
+    doubts: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmFit:
+    """One arm: the rows `index` [n] of the table that it used, its fit, and φ's interval from its own resamples.
+
+    `paired` are refits to the resamples that all arms of the table share (`boot` itself for a single arm).
+    """
+
+    arm: str
+    index: np.ndarray
+    rows: Rows
+    fit: Fit
+    draws: Draws
+    boot: Bootstrap
+    interval: Interval
+    warnings: tuple[str, ...]
+    paired: Bootstrap
 
     @property
-    def phi(self) -> float | None:
-        return None if self.fit is None or self.interval is None else self.fit.parameters["phi"]
+    def phi(self) -> float:
+        return self.fit.parameters["phi"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,78 +102,86 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
+    """Every arm of a table; `draws` are the resamples that the identified arms share, None if there can be none."""
+
     losses: Losses
     options: Options
-    arms: dict[str, ArmResult]
+    arms: dict[str, ArmFit | Unidentified]
     differences: tuple[Difference, ...]
     draws: Draws | None
+    notes: tuple[str, ...] = ()
 
     @property
-    def identified(self) -> list[ArmResult]:
-        return [a for a in self.arms.values() if a.phi is not None]
+    def identified(self) -> list[ArmFit]:
+        return [a for a in self.arms.values() if isinstance(a, ArmFit)]
 
 
-def arm_rows(losses: Losses, index: np.ndarray, arm: np.ndarray | None = None):
+def arm_rows(losses: Losses, index: np.ndarray, arm: np.ndarray | None = None) -> tuple[Rows, Scale]:
     """`fit.law.make_rows` for the rows `index` of the table."""
-    return make_rows(
-        losses.n_once[index],
-        losses.n_rec[index],
-        losses.recurrences[index],
-        losses.tokens[index],
-        losses.loss[index],
-        arm,
-    )
+    once, rec, r = losses.n_once[index], losses.n_rec[index], losses.recurrences[index]
+    return make_rows(once, rec, r, losses.tokens[index], losses.loss[index], arm)
 
 
 def analyse(losses: Losses, options: Options = DEFAULTS) -> Analysis:
-    """Fits the joint law to every arm and resamples all arms together."""
+    """Fits the joint law to every arm, resamples each, and, for differences, all together."""
     results = {}
     for arm in losses.unnamed_arms:
-        index = losses.rows_of(arm, options.baseline)
-        results[arm] = fit_arm(losses, arm, index, options)
-    able = [a for a in results.values() if a.fit is not None]
-    draws = None
-    if able:
-        try:
-            draws = draw_table(losses, able, options)
-        except UserError as error:
-            refused = Verdict((str(error).rstrip("."),))
-            for a in able:
-                results[a.arm] = dataclasses.replace(a, verdict=refused)
-    if draws is not None:
-        for a in able:
-            assert a.fit is not None
-            assert a.rows is not None
-            boot = bootstrap(a.fit, a.rows, draws, a.index)
-            results[a.arm] = with_interval(a, boot, options)
+        results[arm] = fit_arm(losses, arm, losses.rows_of(arm, options.baseline), options)
+    able = [a for a in results.values() if isinstance(a, ArmFit)]
+    if len(able) < 2:
+        return Analysis(losses, options, results, (), able[0].draws if able else None)
+    try:
+        draws = draw_table(losses, [a.index for a in able], options)
+    except UserError as error:
+        return Analysis(losses, options, results, (), None, (f"no differences: {str(error).rstrip('.')}",))
+    for a in able:
+        results[a.arm] = dataclasses.replace(a, paired=bootstrap(a.fit, a.rows, draws, a.index))
     return Analysis(losses, options, results, tuple(differences(results, options)), draws)
 
 
-def fit_arm(losses: Losses, arm: str, index: np.ndarray, options: Options) -> ArmResult:
-    """The arm's fit, or the verdict that says why there is none."""
+def fit_point(losses: Losses, arm: str, index: np.ndarray, options: Options) -> PointFit | Unidentified:
+    """The arm's fit, or why there is none."""
     law = Law()
-    verdict = before_fitting(losses, index, law)
-    if not verdict.identified:
-        return ArmResult(arm, index, None, verdict)
+    before = before_fitting(losses, index, law)
+    if not before.identified:
+        return Unidentified(arm, index, before.reasons)
     rows, scale = arm_rows(losses, index)
     fit = fit_law(law, rows, scale, objective=options.objective)
     after = after_fitting(fit)
-    verdict = Verdict(after.reasons, verdict.doubts + after.doubts)
-    return ArmResult(arm, index, rows, verdict, fit if verdict.identified else None)
+    if not after.identified:
+        return Unidentified(arm, index, after.reasons)
+    return PointFit(arm, index, rows, fit, before.doubts + after.doubts)
 
 
-def draw_table(losses: Losses, arms: list[ArmResult], options: Options) -> Draws:
-    """Resamples the rows that `arms` use: multiplicities [s, rows of the whole table]."""
-    used = np.unique(np.concatenate([a.index for a in arms]))
-    cells = losses.cells(options.unit, options.pair == "cells")[used]
-    _, cells = np.unique(cells, return_inverse=True)
+def fit_arm(losses: Losses, arm: str, index: np.ndarray, options: Options) -> ArmFit | Unidentified:
+    """The arm's fit with its interval, or why there is none."""
+    point = fit_point(losses, arm, index, options)
+    if isinstance(point, Unidentified):
+        return point
+    try:
+        draws = draw_table(losses, [index], options)
+    except UserError as error:
+        return Unidentified(arm, index, (str(error).rstrip("."),))
+    boot = bootstrap(point.fit, point.rows, draws, index)
+    if boot.usable.mean() < 0.5:
+        reason = f"{boot.failed} of {len(boot.usable)} resamples could not be fitted: add runs"
+        return Unidentified(arm, index, (reason,))
+    interval = boot.interval(boot.values["phi"], options.level)
+    notes = point.doubts + doubts_of(boot)
+    return ArmFit(arm, index, point.rows, point.fit, draws, boot, interval, notes, paired=boot)
+
+
+def draw_table(losses: Losses, indices: list[np.ndarray], options: Options) -> Draws:
+    """Resamples the rows `indices` of one or several arms: multiplicities [s, rows of the whole table]."""
+    used = np.unique(np.concatenate(indices))
+    _, cells = np.unique(losses.cells(options.unit, options.pair == "cells")[used], return_inverse=True)
     where = {row: i for i, row in enumerate(used)}
     groups = []
-    for a in arms:
-        budget = np.nan_to_num(losses.budget[a.index], nan=0.0)
-        groups.append((np.array([where[row] for row in a.index]), losses.recurrences[a.index], budget))
+    for index in indices:
+        budget = np.nan_to_num(losses.budget[index], nan=0.0)
+        groups.append((np.array([where[row] for row in index]), losses.recurrences[index], budget))
     unit = options.unit if np.isfinite(losses.budget).all() else "row"
-    fewest = min(len(np.unique(budgets)) for _, _, budgets in groups)
+    fewest = min(len(np.unique(budget)) for _, _, budget in groups)
     if unit == "budget" and fewest < _FEWEST_BUDGETS:
         raise UserError(f"{fewest} budgets are too few to resample; resample cells, or add budgets.")
     draws = draw(cells, groups, options.resamples, options.seed, unit)
@@ -159,13 +192,10 @@ def draw_table(losses: Losses, arms: list[ArmResult], options: Options) -> Draws
     return dataclasses.replace(draws, weights=weights, cells=everywhere)
 
 
-def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmResult:
-    notes = list(result.verdict.doubts)
-    if boot.usable.mean() < 0.5:
-        verdict = Verdict((f"{boot.failed} of {len(boot.usable)} resamples could not be fitted: add runs",))
-        return dataclasses.replace(result, verdict=verdict, boot=boot)
-    bad = boot.failed + boot.at_bound
-    if bad > _MANY_BAD_REFITS * len(boot.usable):
+def doubts_of(boot: Bootstrap) -> tuple[str, ...]:
+    """What the resampling itself says against its interval."""
+    notes = []
+    if boot.failed + boot.at_bound > _MANY_BAD_REFITS * len(boot.usable):
         notes.append(
             f"of {len(boot.usable)} resamples {boot.failed} could not be fitted and {boot.at_bound} ended with a"
             " parameter at a bound: the interval is rough"
@@ -174,8 +204,7 @@ def with_interval(result: ArmResult, boot: Bootstrap, options: Options) -> ArmRe
         notes.append(f"{boot.redrawn} resamples lost an r, or all budgets but one, and were drawn again")
     if boot.units < _FEW_CELLS and boot.unit == "cell":
         notes.append(f"the interval rests on {boot.units} cells (budget × r) and is rough: add budgets")
-    interval = boot.interval(boot.values["phi"], options.level)
-    return dataclasses.replace(result, boot=boot, interval=interval, warnings=tuple(notes))
+    return tuple(notes)
 
 
 def reference_arm(names: list[str]) -> str:
@@ -184,10 +213,10 @@ def reference_arm(names: list[str]) -> str:
 
 
 def differences(
-    results: dict[str, ArmResult], options: Options, every_pair: bool = False
+    results: Mapping[str, ArmFit | Unidentified], options: Options, every_pair: bool = False
 ) -> list[Difference]:
     """φ differences of the arms against the reference arm, or of every pair."""
-    able = {name: a for name, a in results.items() if a.phi is not None}
+    able = {name: a for name, a in results.items() if isinstance(a, ArmFit)}
     if len(able) < 2:
         return []
     names = list(able)
@@ -197,12 +226,8 @@ def differences(
     found = []
     for name, against in pairs:
         one, other = able[name], able[against]
-        assert one.boot is not None
-        assert other.boot is not None
-        assert one.phi is not None
-        assert other.phi is not None
-        both = one.boot.usable & other.boot.usable
-        gap = (one.boot.values["phi"] - other.boot.values["phi"])[both]
-        interval = percentiles(gap, options.level, min(one.boot.units, other.boot.units))
+        both = one.paired.usable & other.paired.usable
+        gap = (one.paired.values["phi"] - other.paired.values["phi"])[both]
+        interval = percentiles(gap, options.level, min(one.paired.units, other.paired.units))
         found.append(Difference(name, against, one.phi - other.phi, interval))
     return found

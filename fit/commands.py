@@ -12,7 +12,7 @@ import tyro
 from looped.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from fit.analysis import ArmResult
+    from fit.analysis import ArmFit
     from fit.report import Report
 
 Sources = Annotated[
@@ -122,7 +122,7 @@ class Fit(_Fitting):
         self.say(data, text + "".join(f"\nWrote {path}" for path in report.files))
         return _status(report)
 
-    def _add(self, report: Report, arm: ArmResult, data: dict[str, Any], tables: list) -> None:
+    def _add(self, report: Report, arm: ArmFit, data: dict[str, Any], tables: list) -> None:
         from fit import export, words
         from fit.consequences import compute_optimal
         from fit.diagnose import diagnose
@@ -274,17 +274,18 @@ def _on_cpu() -> None:
 def _status(report: Report) -> int:
     if report.identified:
         return 0
-    for arm in report.analysis.arms.values():
-        for reason in arm.verdict.reasons:
-            print(f"{arm.arm}: no φ can be given: {reason}.", file=sys.stderr)
+    for arm, reasons in report.refused().items():
+        for reason in reasons:
+            print(f"{arm}: no φ can be given: {reason}.", file=sys.stderr)
     return 2
 
 
-def _chosen(report: Report, arm: str | None) -> list[ArmResult]:
+def _chosen(report: Report, arm: str | None) -> list[ArmFit]:
     able = {a.arm: a for a in report.analysis.identified}
     if arm is not None and arm not in report.analysis.arms:
         raise UserError(f"arm {arm!r} is not in the table.{nearest(arm, report.analysis.arms)}")
     if not able or (arm is not None and arm not in able):
-        refused = report.analysis.arms[arm] if arm else next(iter(report.analysis.arms.values()))
-        raise UserError(f"{refused.arm}: no φ can be given: {refused.verdict.reasons[0]}.")
+        refused = report.refused()
+        name = arm or next(iter(refused))
+        raise UserError(f"{name}: no φ can be given: {refused[name][0]}.")
     return [able[arm]] if arm else list(able.values())

@@ -10,7 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from fit.analysis import Analysis, ArmResult, Difference, analyse, arm_rows, differences, reference_arm
+from fit.analysis import (
+    Analysis,
+    ArmFit,
+    Difference,
+    Options,
+    Unidentified,
+    analyse,
+    arm_rows,
+    differences,
+    reference_arm,
+)
+    Analysis,
+    ArmFit,
+    Difference,
+    Options,
+    analyse,
+    arm_rows,
+    differences,
+    reference_arm,
+)
 from fit.law import ArmExponents, Law
 from fit.losses import Losses
 from fit.solve import fit_law
@@ -62,7 +81,7 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def compare(losses: Losses, options) -> Comparison:
+def compare(losses: Losses, options: Options) -> Comparison:
     """Compares two or more arms of one table, all fitted under one baseline policy, convention and objective.
 
     Raises `UserError` with fewer than two arms, or where fewer than two of them have a φ.
@@ -76,17 +95,18 @@ def compare(losses: Losses, options) -> Comparison:
     analysis = analyse(losses, options)
     able = {a.arm: a for a in analysis.identified}
     if len(able) < 2:
-        why = "; ".join(
-            f"{a.arm}: {a.verdict.reasons[0]}" for a in analysis.arms.values() if a.verdict.reasons
-        )
+        refused = [a for a in analysis.arms.values() if isinstance(a, Unidentified)]
+        why = "; ".join(f"{a.arm}: {a.reasons[0]}" for a in refused)
         raise UserError(
             f"compare needs a φ for two arms and {len(able)} of {len(analysis.arms)} has one: {why}."
         )
+    if analysis.draws is None:
+        raise UserError(f"{analysis.notes[0]}.")
     pairs = tuple(differences(analysis.arms, options, every_pair=True))
     own = View(
         "nothing: every arm has its own law",
-        {n: a.fit.parameters["phi"] for n, a in able.items() if a.fit is not None},
-        {n: a.interval for n, a in able.items() if a.interval is not None},
+        {name: a.phi for name, a in able.items()},
+        {name: a.interval for name, a in able.items()},
         pairs,
         _pooled_misfit(able),
     )
@@ -101,12 +121,12 @@ def compare(losses: Losses, options) -> Comparison:
     return Comparison(analysis, pairs, views, tuple(s for s in splits if s.pairs), tuple(notes + doubts))
 
 
-def _pooled_misfit(able: Mapping[str, ArmResult]) -> float:
-    squares = [(a.fit.predicted - np.exp(a.rows.log_loss)) ** 2 for a in able.values() if a.fit and a.rows]
+def _pooled_misfit(able: Mapping[str, ArmFit]) -> float:
+    squares = [(a.fit.predicted - np.exp(a.rows.log_loss)) ** 2 for a in able.values()]
     return float(np.sqrt(np.concatenate(squares).mean()))
 
 
-def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tuple[View, list[str]]:
+def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmFit]) -> tuple[View, list[str]]:
     """One law with its own φ for each arm: E, A, B, α, β shared, every r = 1 row counted once."""
     losses, names = analysis.losses, list(able)
     index = np.unique(np.concatenate([a.index for a in able.values()]))
@@ -135,7 +155,7 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmResult]) -> tupl
     return view, notes
 
 
-def _one_law(analysis: Analysis, able: Mapping[str, ArmResult]) -> View:
+def _one_law(analysis: Analysis, able: Mapping[str, ArmFit]) -> View:
     """One law and one φ for every arm."""
     index = np.unique(np.concatenate([a.index for a in able.values()]))
     rows, scale = arm_rows(analysis.losses, index)
@@ -143,7 +163,7 @@ def _one_law(analysis: Analysis, able: Mapping[str, ArmResult]) -> View:
     return View("everything (one law, one φ)", dict.fromkeys(able, fit.parameters["phi"]), {}, (), fit.rmse)
 
 
-def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]:
+def split(analysis: Analysis, arm: ArmFit, against: ArmFit) -> list[Split]:
     """Splits the loss difference of two arms at equal compute, for every r > 1 and for all of them.
 
     Each part is its average effect over the orders in which φ, the tokens and the recipe can be exchanged (Shapley's),
@@ -155,11 +175,9 @@ def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]
     r = analysis.losses.recurrences[here]
     point = _parts(analysis.losses, here, there, _one(arm), _one(against))
     draws = _parts(analysis.losses, here, there, _many(arm), _many(against))
-    assert arm.boot is not None
-    assert against.boot is not None
-    usable = arm.boot.usable & against.boot.usable
+    usable = arm.paired.usable & against.paired.usable
     observed = analysis.losses.loss[here] - analysis.losses.loss[there]
-    units = min(arm.boot.units, against.boot.units)
+    units = min(arm.paired.units, against.paired.units)
     found = []
     for value in [None, *(int(v) for v in np.unique(r))]:
         at = np.ones(len(r), dtype=bool) if value is None else r == value
@@ -184,7 +202,7 @@ def split(analysis: Analysis, arm: ArmResult, against: ArmResult) -> list[Split]
     return found
 
 
-def _matched(losses: Losses, arm: ArmResult, against: ArmResult) -> tuple[np.ndarray, np.ndarray]:
+def _matched(losses: Losses, arm: ArmFit, against: ArmFit) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of rows with r > 1 and equal budget, r and (where stated) seed, nearest in size and within a tenth."""
     size = np.log(losses.n_once + losses.n_rec)
     seeds = losses.columns.get("seed", ("",) * len(losses))
@@ -207,14 +225,12 @@ def _matched(losses: Losses, arm: ArmResult, against: ArmResult) -> tuple[np.nda
     return np.array(here, dtype=int), np.array(there, dtype=int)
 
 
-def _one(arm: ArmResult) -> dict[str, np.ndarray]:
-    assert arm.fit is not None
+def _one(arm: ArmFit) -> dict[str, np.ndarray]:
     return {k: np.array([[v]]) for k, v in arm.fit.parameters.items()}
 
 
-def _many(arm: ArmResult) -> dict[str, np.ndarray]:
-    assert arm.boot is not None
-    return {k: v[:, None] for k, v in arm.boot.values.items()}
+def _many(arm: ArmFit) -> dict[str, np.ndarray]:
+    return {k: v[:, None] for k, v in arm.paired.values.items()}
 
 
 def evaluate(p: Mapping[str, Any], n_once, n_rec, recurrences, tokens) -> np.ndarray:

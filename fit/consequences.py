@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from fit.analysis import Analysis, ArmResult
+from fit.analysis import Analysis, ArmFit
 from fit.compare import evaluate
 from fit.losses import Losses
 from fit.uncertainty import Interval, percentiles
@@ -69,7 +69,7 @@ def _column(losses: Losses, name: str, index: np.ndarray) -> np.ndarray | None:
     return np.array([float(values[i]) for i in index])
 
 
-def family(losses: Losses, arm: ArmResult, recurrences: int) -> Family:
+def family(losses: Losses, arm: ArmFit, recurrences: int) -> Family:
     """Reads the family of models at `recurrences` off the table.  Raises `UserError` if the arm has no such runs."""
     index = arm.index[losses.recurrences[arm.index] == recurrences]
     have = ", ".join(str(r) for r in np.unique(losses.recurrences[arm.index]))
@@ -108,7 +108,7 @@ def _quadratic(width: np.ndarray, once: np.ndarray, rec: np.ndarray) -> bool:
 
 def equivalent(
     analysis: Analysis,
-    arm: ArmResult,
+    arm: ArmFit,
     recurrences: int,
     width: int | None = None,
     n_once: float | None = None,
@@ -120,8 +120,6 @@ def equivalent(
 
     Raises `UserError` where the size is not given one way, or the table cannot tell the parameters of that width.
     """
-    assert arm.fit is not None
-    assert arm.boot is not None
     if (width is None) == (n_once is None) or (n_once is None) != (n_rec is None):
         raise UserError(
             f"width is {width}, n_once {n_once}, n_rec {n_rec}; give --width, or both --n-once and --n-rec."
@@ -162,7 +160,7 @@ def equivalent(
     )  # fmt: skip
 
 
-def _backprop(losses: Losses, arm: ArmResult, recurrences: int) -> int:
+def _backprop(losses: Losses, arm: ArmFit, recurrences: int) -> int:
     """The k of the arm's runs at r, where the table says; else r."""
     index = arm.index[losses.recurrences[arm.index] == recurrences]
     values = _column(losses, "backprop_recurrences", index) if len(index) else None
@@ -189,11 +187,9 @@ class Optimum:
 
 
 def compute_optimal(
-    analysis: Analysis, arm: ArmResult, budgets: list[float] | None = None, points: int = 400
+    analysis: Analysis, arm: ArmFit, budgets: list[float] | None = None, points: int = 400
 ) -> list[Optimum]:
     """The optimum for every r of the arm at each of `budgets` (those of the table unless given, FLOPs)."""
-    assert arm.fit is not None
-    assert arm.boot is not None
     losses = analysis.losses
     known = np.unique(losses.budget[arm.index])
     wanted = [float(b) for b in (known[np.isfinite(known)] if budgets is None else budgets)]

@@ -7,13 +7,12 @@ import math
 
 import numpy as np
 
-from fit.analysis import Analysis, ArmResult, Options, draw_table, fit_arm
+from fit.analysis import Analysis, ArmFit, Options, Unidentified, fit_arm
 from fit.law import Multipliers
 from fit.sensitivity import leave_cells_out
 from fit.solve import fit_law
 from fit.statistics import chi2_tail, f_tail
 from fit.uncertainty import Interval, Profile, bootstrap, dispersion, profile
-from looped.errors import UserError
 
 _SUBSET_RESAMPLES = 200
 
@@ -83,7 +82,7 @@ class Diagnosis:
     profile: Profile
 
 
-def diagnose(analysis: Analysis, arm: ArmResult) -> Diagnosis:
+def diagnose(analysis: Analysis, arm: ArmFit) -> Diagnosis:
     """Diagnoses an arm that has a φ."""
     return Diagnosis(
         arm=arm.arm,
@@ -95,15 +94,12 @@ def diagnose(analysis: Analysis, arm: ArmResult) -> Diagnosis:
     )
 
 
-def lack_of_fit(analysis: Analysis, arm: ArmResult) -> LackOfFit:
+def lack_of_fit(analysis: Analysis, arm: ArmFit) -> LackOfFit:
     """Fits one multiplier for each r above 1 in place of r^φ."""
-    fit, rows, draws = arm.fit, arm.rows, analysis.draws
-    assert fit is not None
-    assert rows is not None
-    assert draws is not None
+    fit, rows = arm.fit, arm.rows
     recurrences = tuple(int(r) for r in np.unique(analysis.losses.recurrences[arm.index]) if r > 1)
     free = fit_law(Multipliers(recurrences), rows, fit.scale, objective=fit.objective)
-    boot = bootstrap(free, rows, draws, arm.index)
+    boot = bootstrap(free, rows, arm.draws, arm.index)
     names = [f"m({r})" for r in recurrences]
     multipliers = tuple(
         Multiplier(
@@ -135,7 +131,7 @@ def _distance_to_power(log_m: np.ndarray, covariance: np.ndarray, log_r: np.ndar
     return float(gap @ inverse @ gap)
 
 
-def subsets(analysis: Analysis, arm: ArmResult) -> list[Subset]:
+def subsets(analysis: Analysis, arm: ArmFit) -> list[Subset]:
     """φ without each r, and from the lower and the upper half of the budgets."""
     losses = analysis.losses
     r, budget = losses.recurrences[arm.index], losses.budget[arm.index]
@@ -152,29 +148,19 @@ def subsets(analysis: Analysis, arm: ArmResult) -> list[Subset]:
     return [_subset(analysis, arm, name, index) for name, index in parts]
 
 
-def _subset(analysis: Analysis, arm: ArmResult, name: str, index: np.ndarray) -> Subset:
+def _subset(analysis: Analysis, arm: ArmFit, name: str, index: np.ndarray) -> Subset:
     options: Options = dataclasses.replace(
         analysis.options, resamples=min(_SUBSET_RESAMPLES, analysis.options.resamples)
     )
     part = fit_arm(analysis.losses, arm.arm, index, options)
-    if part.fit is None or part.rows is None:
-        return Subset(name, len(index), None, None, part.verdict.reasons[0])
-    try:
-        draws = draw_table(analysis.losses, [part], options)
-    except UserError as error:
-        return Subset(name, len(index), None, None, str(error))
-    boot = bootstrap(part.fit, part.rows, draws, index)
-    if boot.usable.mean() < 0.5:
-        return Subset(name, len(index), None, None, "most resamples could not be fitted")
-    return Subset(
-        name, len(index), part.fit.parameters["phi"], boot.interval(boot.values["phi"], options.level)
-    )
+    if isinstance(part, Unidentified):
+        return Subset(name, len(index), None, None, part.reasons[0])
+    return Subset(name, len(index), part.phi, part.interval)
 
 
-def influence(analysis: Analysis, arm: ArmResult) -> list[Influence]:
+def influence(analysis: Analysis, arm: ArmFit) -> list[Influence]:
     """The change of φ without each cell, largest first."""
     fit = arm.fit
-    assert fit is not None
     _, cells, x = leave_cells_out(analysis.losses, arm, fit)
     phi = fit.law.names.index("phi")
     found = []
@@ -187,10 +173,9 @@ def influence(analysis: Analysis, arm: ArmResult) -> list[Influence]:
     return sorted(found, key=lambda i: -abs(i.change))
 
 
-def misfits(analysis: Analysis, arm: ArmResult) -> list[Misfit]:
+def misfits(analysis: Analysis, arm: ArmFit) -> list[Misfit]:
     """Misfit by r, then by budget."""
     fit, losses = arm.fit, analysis.losses
-    assert fit is not None
     observed = losses.loss[arm.index]
     r, budget = losses.recurrences[arm.index], losses.budget[arm.index]
     groups = [(f"r = {value}", r == value) for value in np.unique(r)]
@@ -206,13 +191,9 @@ def misfits(analysis: Analysis, arm: ArmResult) -> list[Misfit]:
     ]
 
 
-def phi_profile(analysis: Analysis, arm: ArmResult) -> Profile:
+def phi_profile(analysis: Analysis, arm: ArmFit) -> Profile:
     """The profile of φ over a range three times as wide as its interval, and wider where that does not close."""
-    fit, rows, interval = arm.fit, arm.rows, arm.interval
-    assert fit is not None
-    assert rows is not None
-    assert interval is not None
-    phi = fit.parameters["phi"]
+    fit, rows, interval, phi = arm.fit, arm.rows, arm.interval, arm.phi
     reach = 1.5 * max(interval.high - phi, phi - interval.low, 0.05)
     for _ in range(4):
         found = profile(fit, rows, phi - reach, phi + reach, level=analysis.options.level)

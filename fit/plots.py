@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fit.analysis import Analysis, ArmResult
+from fit.analysis import Analysis, ArmFit, Unidentified
 from fit.diagnose import Diagnosis
 from fit.law import Rows
 from fit.losses import Losses
@@ -96,7 +96,9 @@ def isoflops(analysis: Analysis) -> Figure:
     return figure
 
 
-def _cell(ax, losses: Losses, arm: ArmResult, at: np.ndarray, colour: str, label: str | None) -> None:
+def _cell(
+    ax, losses: Losses, arm: ArmFit | Unidentified, at: np.ndarray, colour: str, label: str | None
+) -> None:
     size = losses.n_once[at] + losses.n_rec[at]
     ax.plot(
         size,
@@ -108,7 +110,7 @@ def _cell(ax, losses: Losses, arm: ArmResult, at: np.ndarray, colour: str, label
         markeredgewidth=0.6,
         label=label,
     )
-    if arm.fit is None or label is None:
+    if isinstance(arm, Unidentified) or label is None:
         return
     sizes, once, rec, tokens = along(losses, at)
     scale = arm.fit.scale
@@ -147,7 +149,6 @@ def residuals(analysis: Analysis) -> Figure:
     losses = analysis.losses
     figure, panels = _identified_axes(analysis)
     for ax, arm in panels:
-        assert arm.fit is not None
         r = losses.recurrences[arm.index]
         size = losses.n_once[arm.index] + losses.n_rec[arm.index]
         gap = 1000 * (arm.fit.predicted - losses.loss[arm.index])
@@ -175,12 +176,12 @@ def residuals(analysis: Analysis) -> Figure:
 def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
     """Twice the drop in quasi log likelihood as φ is held, a panel an arm, with both intervals."""
     figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
+    arms = {a.arm: a for a in analysis.identified}
     limit = NormalDist().inv_cdf((1 + analysis.options.level) / 2) ** 2
     for ax, d in zip(axes[0], diagnoses, strict=True):
         ax.plot(d.profile.phi, d.profile.drop, "-", color=_CATEGORIES[0], linewidth=1.8)
         ax.axhline(limit, color="#8a8984", linewidth=0.8, linestyle="--")
-        interval = analysis.arms[d.arm].interval
-        assert interval is not None
+        interval = arms[d.arm].interval
         ax.axvspan(interval.low, interval.high, color=_CATEGORIES[1], alpha=0.15, linewidth=0)
         ax.set_ylim(0, 4 * limit)
         ax.set_title(f"{d.arm}: shaded, interval from resampled {analysis.options.unit}s", fontsize=9)
@@ -192,15 +193,14 @@ def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
 def multipliers(diagnoses: list[Diagnosis], analysis: Analysis) -> Figure:
     """Free multipliers m(r) with intervals beside r^φ, a panel an arm."""
     figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
+    arms = {a.arm: a for a in analysis.identified}
     for ax, d in zip(axes[0], diagnoses, strict=True):
         found = d.lack_of_fit.multipliers
         r = np.array([m.recurrences for m in found], dtype=float)
         free = np.array([m.free for m in found])
         bars = [free - [m.interval.low for m in found], np.array([m.interval.high for m in found]) - free]
         grid = np.geomspace(1, r.max(), 60)
-        fit = analysis.arms[d.arm].fit
-        assert fit is not None
-        phi = fit.parameters["phi"]
+        phi = arms[d.arm].phi
         ax.plot(grid, grid**phi, "-", color=_CATEGORIES[0], linewidth=1.8, label=f"$r^φ$, φ = {phi:.3f}")
         ax.errorbar(r, free, np.maximum(bars, 0), fmt="o", color=_CATEGORIES[1], capsize=3, label="free m(r)")
         ax.set_xscale("log", base=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from fit.analysis import DEFAULTS, Analysis, ArmResult, Difference, Options, analyse
+from fit.analysis import DEFAULTS, Analysis, ArmFit, Difference, Options, Unidentified, analyse
 from fit.losses import LossUnit, read_losses
 from fit.output import plain, to_text, write_files
 from fit.validate import UNSTATED
@@ -29,6 +29,10 @@ class Report:
         """Whether any arm has a φ."""
         return bool(self.analysis.identified)
 
+    def refused(self) -> dict[str, tuple[str, ...]]:
+        """Why each arm without a φ has none."""
+        return {a.arm: a.reasons for a in self.analysis.arms.values() if isinstance(a, Unidentified)}
+
     def to_json(self) -> dict[str, Any]:
         """The object of `phi.json` and of `looped fit --json`; see `fit/README.md` for the schema."""
         return plain(
@@ -37,7 +41,7 @@ class Report:
                 "arms": {name: arm_json(arm, self.analysis) for name, arm in self.analysis.arms.items()},
                 "differences": [difference_json(d) for d in self.analysis.differences],
                 "excluded": [dataclasses.asdict(e) for e in self.analysis.losses.excluded],
-                "notes": list(self.analysis.losses.warnings),
+                "notes": [*self.analysis.losses.warnings, *self.analysis.notes],
             }
         )
 
@@ -52,63 +56,52 @@ class Report:
             lines.append(f"Left out: {len(excluded)} of {len(excluded) + len(self.analysis.losses)} rows.")
             lines += [f"  {e.row}: {e.reason}" for e in excluded[:8]]
             lines += [f"  … and {len(excluded) - 8} more (phi.json lists all)"] if len(excluded) > 8 else []
-        lines += [f"Note: {note}" for note in self.analysis.losses.warnings]
+        lines += [f"Note: {note}" for note in (*self.analysis.losses.warnings, *self.analysis.notes)]
         return "\n".join(lines)
 
 
-def arm_json(arm: ArmResult, analysis: Analysis) -> dict[str, Any]:
+def arm_json(arm: ArmFit | Unidentified, analysis: Analysis) -> dict[str, Any]:
     options = analysis.options
-    identified = (
-        arm.phi is not None and arm.fit is not None and arm.boot is not None and arm.interval is not None
-    )
-    data: dict[str, Any] = {
-        "phi": None,
-        **dict.fromkeys(PARAMETERS),
-        "r_squared": None,
+    common = {
         "rows": len(arm.index),
         "convention": analysis.losses.convention,
         "objective": str(options.objective),
         "baseline": options.baseline,
-        "status": "not identified",
-        "warnings": list(arm.verdict.reasons) + list(arm.warnings),
     }
-    if identified:
-        fit, boot, interval = arm.fit, arm.boot, arm.interval
-        assert fit is not None
-        assert boot is not None
-        assert interval is not None
-        data["phi"] = {
+    if isinstance(arm, Unidentified):
+        nothing = {"phi": None, **dict.fromkeys(PARAMETERS), "r_squared": None}
+        return nothing | common | {"status": "not identified", "warnings": list(arm.reasons)}
+    fit, boot, level = arm.fit, arm.boot, options.level
+    return {
+        "phi": {
             "estimate": arm.phi,
-            "interval": [interval.low, interval.high],
-            "level": options.level,
+            "interval": [arm.interval.low, arm.interval.high],
+            "level": level,
             "method": method(arm),
-        }
-        data |= {name: fit.parameters[name] for name in PARAMETERS}
-        data |= {
-            "r_squared": fit.r_squared,
-            "rmse": fit.rmse,
-            "status": fit.status,
-            "starts": fit.starts,
-            "starts_agreeing": fit.agreement,
-            "condition_number": fit.condition_number,
-            "intervals": {
-                n: dataclasses.astuple(boot.interval(boot.values[n], options.level)) for n in PARAMETERS
-            },
-            "resamples": {
-                "unit": boot.unit,
-                "units": boot.units,
-                "count": len(boot.usable),
-                "redrawn": boot.redrawn,
-                "failed": boot.failed,
-                "at_bound": boot.at_bound,
-                "seed": options.seed,
-            },
-        }
-    return data
+        },
+        **{name: fit.parameters[name] for name in PARAMETERS},
+        "r_squared": fit.r_squared,
+        **common,
+        "status": fit.status,
+        "warnings": list(arm.warnings),
+        "rmse": fit.rmse,
+        "starts": fit.starts,
+        "starts_agreeing": fit.agreement,
+        "condition_number": fit.condition_number,
+        "intervals": {n: dataclasses.astuple(boot.interval(boot.values[n], level)) for n in PARAMETERS},
+        "resamples": {
+            "unit": boot.unit,
+            "units": boot.units,
+            "count": len(boot.usable),
+            "redrawn": boot.redrawn,
+            "failed": boot.failed,
+            "at_bound": boot.at_bound,
+            "seed": options.seed,
+        },
+    }
 
 
-def method(arm: ArmResult) -> str:
-    assert arm.boot is not None
+def method(arm: ArmFit) -> str:
     unit = {"cell": "cells (budget × r)", "row": "rows", "budget": "budgets"}[arm.boot.unit]
     return f"expanded percentiles of {len(arm.boot.usable)} bootstrap refits, {unit} resampled"
 
@@ -130,10 +123,10 @@ def convention_words(name: str) -> str:
     )
 
 
-def arm_words(arm: ArmResult, analysis: Analysis) -> list[str]:
-    if arm.phi is None or arm.interval is None or arm.fit is None or arm.boot is None:
+def arm_words(arm: ArmFit | Unidentified, analysis: Analysis) -> list[str]:
+    if isinstance(arm, Unidentified):
         return [f"{arm.arm}: no φ can be given from these {len(arm.index)} rows."] + [
-            f"  Missing: {reason}." for reason in arm.verdict.reasons
+            f"  Missing: {reason}." for reason in arm.reasons
         ]
     level = f"{analysis.options.level:.0%}".replace("%", " %")
     lines = [

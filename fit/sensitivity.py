@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fit.analysis import Analysis, ArmResult
+from fit.analysis import Analysis, ArmFit
 from fit.law import NEIGHBOURS, FixedExponent, Law, Multipliers, power_law_phi
 from fit.losses import Losses
 from fit.solve import Fit, fit_law, predict, solve
@@ -44,19 +44,16 @@ def laws_beside(recurrences: np.ndarray) -> tuple[Law, ...]:
     return (NEIGHBOURS[0], FixedExponent(0.0), FixedExponent(1.0), free, *NEIGHBOURS[1:])
 
 
-def sensitivity(analysis: Analysis, arm: ArmResult, laws: Sequence[Law] | None = None) -> list[LawRow]:
+def sensitivity(analysis: Analysis, arm: ArmFit, laws: Sequence[Law] | None = None) -> list[LawRow]:
     """Fits every law to the rows of `arm`, which must be identified, under the resamples of `analysis`."""
     if laws is None:
         laws = laws_beside(analysis.losses.recurrences[arm.index])
-    assert arm.rows is not None
-    assert arm.fit is not None
-    assert analysis.draws is not None
     found = []
     for law in laws:
         fit = fit_law(law, arm.rows, arm.fit.scale, objective=analysis.options.objective)
         interval = None
         if power_law_phi(law, fit.parameters) is not None and not isinstance(law, FixedExponent):
-            boot = bootstrap(fit, arm.rows, analysis.draws, arm.index)
+            boot = bootstrap(fit, arm.rows, arm.draws, arm.index)
             phis = power_law_phi(law, boot.values)
             if boot.usable.mean() > 0.5 and phis is not None:
                 interval = boot.interval(phis, analysis.options.level)
@@ -81,12 +78,11 @@ def _scalar(value) -> float | None:
     return None if value is None else float(value)
 
 
-def leave_cells_out(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, np.ndarray, np.ndarray]:
+def leave_cells_out(losses: Losses, arm: ArmFit, fit: Fit) -> tuple[float | None, np.ndarray, np.ndarray]:
     """Refits without each cell: (rmse over all rows, each predicted without its cell; cells [n]; vectors [cells, p]).
 
     The rmse is in nats, and None with fewer than four cells.
     """
-    assert arm.rows is not None
     _, cells = np.unique(losses.cells("cell")[arm.index], return_inverse=True)
     count = int(cells.max()) + 1
     if count < 4:
@@ -97,9 +93,8 @@ def leave_cells_out(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | N
     return _rmse(predicted, arm.rows.log_loss), cells, x
 
 
-def extrapolation(losses: Losses, arm: ArmResult, fit: Fit) -> tuple[float | None, float | None]:
+def extrapolation(losses: Losses, arm: ArmFit, fit: Fit) -> tuple[float | None, float | None]:
     """Fits the lower budgets, predicts the upper third; returns (rmse in nats of those, φ of the lower budgets)."""
-    assert arm.rows is not None
     budgets = np.unique(losses.budget[arm.index])
     held = math.floor(len(budgets) * _HELD_OUT_BUDGETS)
     if not np.isfinite(budgets).all() or held < 1 or len(budgets) - held < 2:

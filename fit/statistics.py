@@ -41,6 +41,7 @@ def bootstrap_tail(level: float, units: int) -> float:
     return NormalDist().cdf(-t * math.sqrt(units / (units - 1)))
 
 
+@functools.lru_cache(maxsize=256)
 def student_quantile(probability: float, degrees: int) -> float:
     """The `probability` quantile (above one half) of Student's t with `degrees` of freedom, by bisection."""
     import jax

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from fit.analysis import Analysis
+from fit.analysis import Analysis, Unidentified
 from fit.compare import PARTS, Comparison
 from fit.consequences import Equivalent, Optimum
 from fit.diagnose import Diagnosis
@@ -108,7 +108,7 @@ def fits_table(analysis: Analysis) -> Table:
     """One row an arm: φ, its interval and the law's parameters."""
     rows = []
     for a in analysis.arms.values():
-        if a.phi is None or a.fit is None:
+        if isinstance(a, Unidentified):
             rows.append((a.arm, "not identified", *["–"] * 6, "–", str(len(a.index))))
             continue
         p = a.fit.parameters

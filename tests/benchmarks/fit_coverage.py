@@ -13,7 +13,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 
-from fit.analysis import Options, arm_rows, draw_table, fit_arm
+from fit.analysis import Options, arm_rows, draw_table, fit_point
 from fit.law import Law
 from fit.losses import read_losses
 from fit.solve import fit_law, predict
@@ -23,10 +23,10 @@ from fit.uncertainty import bootstrap
 def coverage(losses, noise, simulations, resamples, seed=0):
     """Share of `simulations` whose percentile interval holds φ, with the mean error and the spread of the estimates."""
     options = Options(resamples=resamples)
-    arm = fit_arm(losses, "vanilla", losses.rows_of("vanilla"), options)
+    arm = fit_point(losses, "vanilla", losses.rows_of("vanilla"), options)
     rows, scale = arm_rows(losses, arm.index)
     clean = np.exp(predict(Law(), arm.fit.x, rows))
-    draws = draw_table(losses, [arm], options)
+    draws = draw_table(losses, [arm.index], options)
     rng = np.random.default_rng(seed)
     held, estimates = [], []
     for _ in range(simulations):

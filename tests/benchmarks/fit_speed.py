@@ -16,7 +16,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 import scipy.optimize
 
-from fit.analysis import Options, arm_rows, draw_table, fit_arm
+from fit.analysis import Options, arm_rows, draw_table, fit_point
 from fit.law import Law
 from fit.losses import read_losses
 from fit.solve import STARTS
@@ -69,9 +69,9 @@ def main():
     losses = read_losses("paper-vanilla")
     options = Options()
     index = losses.rows_of("vanilla")
-    _, cold, cold_cpu = seconds(lambda: fit_arm(losses, "vanilla", index, options))
-    arm, warm, warm_cpu = seconds(lambda: fit_arm(losses, "vanilla", index, options), 5)
-    draws = draw_table(losses, [arm], options)
+    _, cold, cold_cpu = seconds(lambda: fit_point(losses, "vanilla", index, options))
+    arm, warm, warm_cpu = seconds(lambda: fit_point(losses, "vanilla", index, options), 5)
+    draws = draw_table(losses, [index], options)
     weights = draws.weights[:, arm.index]
     boot, boots, boots_cpu = seconds(lambda: bootstrap(arm.fit, arm.rows, draws, arm.index))
     rows, _ = arm_rows(losses, index)

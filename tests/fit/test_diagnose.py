@@ -1,5 +1,7 @@
 """Diagnosis: the published misfit, tests that are quiet when the law holds and loud when it does not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tables import TRUTH, law_losses, take, with_losses
@@ -91,7 +93,8 @@ def test_the_profile_closes_around_phi(analysis, arm):
 
 
 def test_neighbouring_laws_as_measured_by_hand(analysis, arm):
-    rows = {row.law.name: row for row in sensitivity(analysis, arm)}
+    few = dataclasses.replace(arm, draws=dataclasses.replace(arm.draws, weights=arm.draws.weights[:100]))
+    rows = {row.law.name: row for row in sensitivity(analysis, few)}
     assert [len(law.parameters) for law in laws_beside(analysis.losses.recurrences)] == [
         6,
         5,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tables import TRUTH, law_losses, take, with_losses
 
-from fit.analysis import Options, analyse
+from fit.analysis import ArmFit, Options, Unidentified, analyse
 from fit.report import Report
 
 FEW = Options(resamples=50)
@@ -61,7 +61,7 @@ def test_no_phi_is_given_but_what_is_missing(name, vanilla):
 
 def test_looped_runs_alone_identify_phi_with_a_warning(vanilla):
     arm = analyse(looped_rows(vanilla, recurrences=[2, 4, 8]), FEW).arms["vanilla"]
-    assert arm.phi is not None
+    assert isinstance(arm, ArmFit)
     assert any("no row has r = 1" in w for w in arm.warnings)
 
 
@@ -76,13 +76,13 @@ def test_two_budgets_are_not_resampled_as_budgets(vanilla):
     """Every draw that keeps both is the table itself: the interval would have no width."""
     small = looped_rows(vanilla, budget=[4.64e17, 2.15e18])
     arm = analyse(small, Options(resamples=50, unit="budget")).arms["vanilla"]
-    assert arm.phi is None
-    assert "2 budgets are too few to resample" in arm.verdict.reasons[0]
+    assert isinstance(arm, Unidentified)
+    assert "2 budgets are too few to resample" in arm.reasons[0]
 
 
 def test_one_arm_may_fail_where_another_does_not(both_arms):
     keep = (both_arms.arm == "vanilla") | (both_arms.budget == 1e18)
     found = analyse(take(both_arms, keep), FEW)
-    assert found.arms["vanilla"].phi is not None
-    assert found.arms["truncated"].phi is None
+    assert isinstance(found.arms["vanilla"], ArmFit)
+    assert isinstance(found.arms["truncated"], Unidentified)
     assert found.differences == ()

@@ -9,21 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tables import TRUTH, VANILLA, law_losses, take, with_losses
 
-from fit.analysis import Options, analyse, arm_rows, fit_arm
+from fit.analysis import Options, PointFit, analyse, arm_rows, fit_point
 from fit.law import FixedExponent, Law
 from fit.losses import read_losses
 from fit.solve import HUBER, Objective, fit_law, solve
 from fit.starts import nonnegative_solve, starting_points
 from looped.errors import UserError
 
-OPTIONS = Options()
-
 
 def fitted(losses, arm=None, baseline="matched", objective=HUBER):
     arm = arm or losses.arms[0]
-    result = fit_arm(losses, arm, losses.rows_of(arm, baseline), Options(objective=objective))
-    assert result.fit is not None
-    return result.fit
+    found = fit_point(losses, arm, losses.rows_of(arm, baseline), Options(objective=objective))
+    assert isinstance(found, PointFit)
+    return found.fit
 
 
 def test_the_published_vanilla_coefficients(vanilla):

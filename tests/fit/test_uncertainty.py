@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import TRUTH
 
-from fit.analysis import Options, analyse, arm_rows, draw_table, fit_arm
+from fit.analysis import Options, analyse, arm_rows, fit_arm
 from fit.law import Law
 from fit.solve import HUBER, Objective, fit_law, predict, solve
 from fit.statistics import bootstrap_tail
@@ -34,7 +34,7 @@ def test_warm_started_refits_are_as_good_as_fits_from_many_starts(analysis):
     arm = analysis.arms["vanilla"]
     phi = arm.boot.values["phi"]
     for i in (0, int(phi.argmin()), int(phi.argmax())):
-        weights = analysis.draws.weights[i, arm.index]
+        weights = arm.draws.weights[i, arm.index]
         fresh = fit_law(arm.fit.law, arm.rows, arm.fit.scale, weights=weights)
         assert math.isclose(fresh.parameters["phi"], phi[i], abs_tol=1e-4)
 
@@ -63,7 +63,7 @@ def test_the_difference_is_that_of_the_estimates_and_its_interval_that_of_the_pa
     (d,) = compared.differences
     assert (d.arm, d.against) == ("truncated", "vanilla")
     assert math.isclose(d.estimate, compared.arms["truncated"].phi - compared.arms["vanilla"].phi)
-    gap = compared.arms["truncated"].boot.values["phi"] - compared.arms["vanilla"].boot.values["phi"]
+    gap = compared.arms["truncated"].paired.values["phi"] - compared.arms["vanilla"].paired.values["phi"]
     inside = (gap >= d.interval.low) & (gap <= d.interval.high)
     assert abs(inside.mean() - (1 - 2 * bootstrap_tail(0.95, 24))) <= 2 / len(gap)
 
@@ -102,9 +102,9 @@ def test_refits_that_fail_or_end_at_a_bound_are_counted(analysis):
     boot = arm.boot
     assert (boot.failed, boot.at_bound) == (0, 0)
     assert boot.usable.all()
-    weights = np.array(analysis.draws.weights[:4])
+    weights = np.array(arm.draws.weights[:4])
     weights[0] = np.nan
-    draws = dataclasses.replace(analysis.draws, weights=weights)
+    draws = dataclasses.replace(arm.draws, weights=weights)
     spoilt = bootstrap(arm.fit, arm.rows, draws, arm.index)
     assert spoilt.failed == 1
     assert not spoilt.usable[0]
@@ -162,8 +162,10 @@ def test_a_profile_that_does_not_close_is_cut_at_its_range(analysis):
 
 def test_rows_without_budgets_are_resampled_one_by_one(vanilla):
     blind = dataclasses.replace(vanilla, budget=np.full(len(vanilla), np.nan))
-    options = Options(resamples=50)
-    arm = fit_arm(blind, "vanilla", blind.rows_of("vanilla"), options)
-    draws = draw_table(blind, [arm], options)
-    assert draws.unit == "row"
-    assert bootstrap(arm.fit, arm.rows, draws, arm.index).units == 116
+    arm = fit_arm(blind, "vanilla", blind.rows_of("vanilla"), Options(resamples=50))
+    assert (arm.boot.unit, arm.boot.units) == ("row", 116)
+
+
+def test_the_interval_of_an_arm_does_not_depend_on_the_arms_beside_it(vanilla, compared):
+    alone = analyse(vanilla, Options(resamples=200)).arms["vanilla"]
+    assert alone.interval == compared.arms["vanilla"].interval
