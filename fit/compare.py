@@ -21,15 +21,6 @@ from fit.analysis import (
     differences,
     reference_arm,
 )
-    Analysis,
-    ArmFit,
-    Difference,
-    Options,
-    analyse,
-    arm_rows,
-    differences,
-    reference_arm,
-)
 from fit.law import ArmExponents, Law
 from fit.losses import Losses
 from fit.solve import fit_law
