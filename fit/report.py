@@ -9,9 +9,9 @@ from typing import Any
 from etils import epath
 
 from fit.analysis import DEFAULTS, Analysis, ArmFit, Difference, Options, Unidentified, analyse
-from fit.losses import LossUnit, read_losses
+from fit.losses import Losses, LossUnit, read_losses
 from fit.output import plain, to_text, write_files
-from fit.validate import UNSTATED
+from fit.validate import SHARED_BASELINE, UNSTATED
 
 SCHEMA_VERSION = 1
 PARAMETERS = ("E", "A", "alpha", "B", "beta")
@@ -51,11 +51,7 @@ class Report:
         for arm in self.analysis.arms.values():
             lines += arm_words(arm, self.analysis)
         lines += [difference_words(d, self.analysis.options.level) for d in self.analysis.differences]
-        excluded = self.analysis.losses.excluded
-        if excluded:
-            lines.append(f"Left out: {len(excluded)} of {len(excluded) + len(self.analysis.losses)} rows.")
-            lines += [f"  {e.row}: {e.reason}" for e in excluded[:8]]
-            lines += [f"  … and {len(excluded) - 8} more (phi.json lists all)"] if len(excluded) > 8 else []
+        lines += excluded_words(self.analysis.losses)
         lines += [f"Note: {note}" for note in (*self.analysis.losses.warnings, *self.analysis.notes)]
         return "\n".join(lines)
 
@@ -139,6 +135,18 @@ def arm_words(arm: ArmFit | Unidentified, analysis: Analysis) -> list[str]:
         f" {analysis.options.baseline} baseline; {analysis.options.objective}; {arm.fit.status}.",
     ]
     return lines + [f"  Warning: {w}." for w in arm.warnings]
+
+
+def excluded_words(losses: Losses) -> list[str]:
+    """The rows left out, a line each up to eight; baseline runs that several arms brought along are one line."""
+    shared = [e for e in losses.excluded if SHARED_BASELINE in e.reason]
+    others = [e for e in losses.excluded if SHARED_BASELINE not in e.reason]
+    lines = [f"{len(shared)} r = 1 runs were given more than once and count once."] if shared else []
+    if others:
+        lines.append(f"Left out: {len(others)} of {len(losses.excluded) + len(losses)} rows.")
+        lines += [f"  {e.row}: {e.reason}" for e in others[:8]]
+        lines += [f"  … and {len(others) - 8} more (phi.json lists all)"] if len(others) > 8 else []
+    return lines
 
 
 def told_apart(low: float, high: float) -> str:

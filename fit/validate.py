@@ -13,6 +13,7 @@ from looped.record import ParameterGroups, count_parameters
 REQUIRED = ("recurrences", "n_once", "n_rec", "tokens", "loss")
 UNSTATED = "unstated"
 DEFAULT_ARM = "all"
+SHARED_BASELINE = "the same r = 1 run as"
 
 _DONE = ("done", "finished", "ok", "complete", "completed")
 _SAID = {"running": "still running or interrupted", "failed": "failed"}
@@ -210,7 +211,7 @@ def drop_repeats(parsed: Sequence[Parsed], excluded: list[Excluded]) -> list[Par
             (o for o in seen.get(key, ()) if not run_id and abs(o.loss - row.loss) <= _SAME_LOSS), None
         )
         if twin is not None and several and row.recurrences == 1:
-            reason = f"the same r = 1 run as {twin.raw.label}, which every arm shares"
+            reason = f"{SHARED_BASELINE} {twin.raw.label}, which every arm shares"
             excluded.append(Excluded(row.raw.label, reason))
             continue
         if twin is not None and twin.loss == row.loss:

@@ -48,6 +48,13 @@ def test_r_1_rows_are_the_baseline_of_every_arm_whatever_arm_they_name(both_arms
     assert "row 1 (line 2)" in both_arms.excluded[0].row
 
 
+def test_two_arms_in_one_file_may_each_bring_the_baseline(table, both_arms):
+    rows = published_rows() + published_rows(TRUNCATED)
+    losses = read_losses(table(rows))
+    assert len(losses.excluded) == 20
+    assert (losses.loss == both_arms.loss).all()
+
+
 def test_cells_of_r_1_are_shared_and_others_are_not_unless_paired(both_arms):
     cells, paired = both_arms.cells(), both_arms.cells(paired=True)
     assert len(np.unique(cells)) == 24 + 12

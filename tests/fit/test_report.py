@@ -60,7 +60,7 @@ def test_words_say_phi_with_its_interval_and_the_difference(compared):
     assert "vanilla: φ = 0.458, 95 % interval 0.4" in text
     assert "truncated: φ = 0.379" in text
     assert "φ(truncated) − φ(vanilla) = -0.079" in text
-    assert "Left out: 20 of 197 rows." in text
+    assert "20 r = 1 runs were given more than once and count once." in text
     assert "drawn again" in text
 
 
@@ -77,6 +77,16 @@ def test_words_say_phi_with_its_interval_and_the_difference(compared):
 )
 def test_an_interval_is_put_in_words(low, high, said):
     assert said in told_apart(low, high)
+
+
+def test_rows_left_out_are_listed_in_words(table):
+    rows = published_rows()
+    for i in range(10):
+        rows[i]["loss"] = "nan"
+    text = Report(analyse(read_losses(table(rows)), FEW)).summary()
+    assert "Left out: 10 of 116 rows." in text
+    assert "row 8 (line 9): the loss is not finite (nan)" in text
+    assert "… and 2 more" in text
 
 
 def test_noise_that_hides_phi_is_said_to_hide_it(vanilla):
