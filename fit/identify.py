@@ -51,8 +51,9 @@ def before_fitting(losses: Losses, rows: np.ndarray, law: Law) -> Verdict:
             "all rows have one compute budget, where tokens follow from parameters and φ is not determined: add a"
             " second budget, at least twice the first"
         )
-    n_total = losses.n_once[rows] + np.sqrt(r) * losses.n_rec[rows]
-    reasons += _sizes(np.log(n_total), np.log(losses.tokens[rows]), r)
+    once, rec, log_d = losses.n_once[rows], losses.n_rec[rows], np.log(losses.tokens[rows])
+    sizes = [np.log(once + r**phi * rec) for phi in (0.0, 0.5, 1.0)]  # unique, typical and used parameters
+    reasons += _sizes(sizes, log_d, r)
     return Verdict(tuple(reasons), tuple(doubts))
 
 
@@ -63,19 +64,20 @@ def _one_budget(losses: Losses, rows: np.ndarray, budget: np.ndarray) -> bool:
     return bool(spent.max() < _ONE_BUDGET * spent.min())
 
 
-def _sizes(log_n: np.ndarray, log_d: np.ndarray, r: np.ndarray) -> list[str]:
+def _sizes(sizes: list[np.ndarray], log_d: np.ndarray, r: np.ndarray) -> list[str]:
+    """Judges log tokens [n] against log parameters [n], counted in each of the ways that tokens may have followed."""
     if np.ptp(log_d) < _COLLINEAR:
         return ["every row has the same number of tokens, so B and β are not determined: vary the tokens"]
-    spread = max(np.ptp(log_n[r == value]) for value in np.unique(r))
-    if spread < _COLLINEAR:
+    if max(np.ptp(sizes[0][r == value]) for value in np.unique(r)) < _COLLINEAR:
         return ["every r comes in one size, so A and α are not determined: add models of another width"]
-    design = np.stack([np.ones_like(log_n), log_n], axis=1)
-    residual = log_d - design @ np.linalg.lstsq(design, log_d, rcond=None)[0]
-    if len(log_n) > 3 and np.sqrt(np.mean(residual**2)) < _COLLINEAR:
-        return [
-            "tokens are a fixed power of parameters in every row (D ∝ N), so the model and the data term cannot be told"
-            " apart: train some sizes on more or fewer tokens"
-        ]
+    for log_n in sizes:
+        design = np.stack([np.ones_like(log_n), log_n], axis=1)
+        residual = log_d - design @ np.linalg.lstsq(design, log_d, rcond=None)[0]
+        if len(log_n) > 3 and np.sqrt(np.mean(residual**2)) < _COLLINEAR:
+            return [
+                "tokens are a fixed power of parameters in every row (D ∝ N), so the model and the data term cannot be"
+                " told apart: train some sizes on more or fewer tokens"
+            ]
     return []
 
 

@@ -147,7 +147,10 @@ class Law:
         values["B"] = values["B"] + values["beta"] * math.log(scale.tokens)
         for parameter in self.parameters:
             if parameter.positive:
-                values[parameter.name] = np.exp(values[parameter.name])
+                with np.errstate(
+                    over="ignore"
+                ):  # a refit gone astray becomes infinite, and is counted as failed
+                    values[parameter.name] = np.exp(values[parameter.name])
         return values
 
     def vector(self, natural: Mapping[str, float], scale: Scale) -> np.ndarray:

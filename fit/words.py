@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from fit.analysis import Analysis, Unidentified
@@ -104,6 +105,10 @@ def count(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def _flops(budget: float) -> str:
+    return f"{budget:.3g}" if math.isfinite(budget) else "–"
+
+
 def fits_table(analysis: Analysis) -> Table:
     """One row an arm: φ, its interval and the law's parameters."""
     rows = []
@@ -144,7 +149,7 @@ def laws_table(arm: str, laws: Sequence[LawRow]) -> Table:
     for law in laws:
         rows.append(
             (
-                law.law.name,
+                law.law.name + ("" if law.status == "converged" else f" ({law.status})"),
                 "–" if law.phi is None else f"{law.phi:.3f}",
                 span(law.interval),
                 mnat(law.misfit),
@@ -180,7 +185,7 @@ def diagnosis_tables(d: Diagnosis) -> list[Table]:
         )
         for s in d.subsets
     )
-    cells = tuple((str(i.recurrences), f"{i.budget_flops:.3g}", f"{i.change:+.4f}") for i in d.influence[:6])
+    cells = tuple((str(i.recurrences), _flops(i.budget_flops), f"{i.change:+.4f}") for i in d.influence[:6])
     misfit = tuple((m.name, str(m.rows), f"{m.mean_log:+.4f}", mnat(m.rmse)) for m in d.misfit)
     return [
         Table(

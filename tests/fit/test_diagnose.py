@@ -7,9 +7,10 @@ import pytest
 from tables import TRUTH, law_losses, take, with_losses
 
 from fit.analysis import Options, analyse
-from fit.diagnose import influence, lack_of_fit, misfits, phi_profile, subsets
+from fit.diagnose import diagnose, influence, lack_of_fit, misfits, phi_profile, subsets
 from fit.law import Law
 from fit.sensitivity import laws_beside, leave_cells_out, sensitivity
+from fit.words import diagnosis_tables
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,14 @@ def test_a_part_that_does_not_identify_phi_says_why(vanilla):
     parts = {s.name: s for s in subsets(found, found.arms["vanilla"])}
     assert parts["without r = 1"].phi is None
     assert "r = 4" in parts["without r = 1"].reason
+
+
+def test_a_table_without_budgets_is_diagnosed_row_by_row_and_without_nan(vanilla):
+    blind = with_losses(vanilla, vanilla.loss, budget=np.full(len(vanilla), np.nan))
+    found = analyse(blind, Options(resamples=50))
+    texts = [table.text() for table in diagnosis_tables(diagnose(found, found.arms["vanilla"]))]
+    assert len(influence(found, found.arms["vanilla"])) == 116
+    assert not any("nan" in text for text in texts)
 
 
 def test_a_cell_pulled_away_has_the_most_influence(vanilla):

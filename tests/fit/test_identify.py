@@ -17,9 +17,9 @@ def looped_rows(losses, **conditions):
     return take(losses, keep)
 
 
-def proportional(losses):
-    """Twenty tokens a parameter everywhere."""
-    tokens = 20 * (losses.n_once + losses.recurrences**0.5 * losses.n_rec)
+def proportional(losses, phi=0.0):
+    """Twenty tokens a parameter everywhere, whichever way parameters are counted."""
+    tokens = 20 * (losses.n_once + losses.recurrences**phi * losses.n_rec)
     return with_losses(losses, law_losses(losses, TRUTH, tokens=tokens), tokens=tokens)
 
 
@@ -36,7 +36,8 @@ CASES = {
         lambda v: take(v, np.isin(np.arange(116), [0, 4, 8])),
         "3 rows are too few for 6 parameters",
     ),
-    "D ∝ N": (proportional, "D ∝ N"),
+    "D ∝ N, unique": (proportional, "D ∝ N"),
+    "D ∝ N, used": (lambda v: proportional(v, 1.0), "D ∝ N"),
     "one size": (one_width, "every r comes in one size"),
     "one token count": (
         lambda v: with_losses(v, v.loss, tokens=np.full(116, 1e9)),
