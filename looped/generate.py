@@ -45,7 +45,7 @@ class Decoding:
 def generate(
     model: LoopedLM,
     prompts: Sequence[Sequence[int] | np.ndarray],
-    how: Decoding = Decoding(),
+    how: Decoding | None = None,
     *,
     stop: int | None = None,
     seed: int = 0,
@@ -53,9 +53,10 @@ def generate(
     """Returns the new tokens of each prompt, at most `how.new_tokens`, ending before its first `stop`.
 
     Prompts are token ids, at least one each (BOS first, as in training).  All are decoded as one batch, padded on
-    their left.  Raises `UserError` for an empty prompt, an id outside the vocabulary, or a `how` that the model
-    cannot follow.
+    their left; `how` None is `Decoding()`.  Raises `UserError` for an empty prompt, an id outside the vocabulary,
+    or a `how` that the model cannot follow.
     """
+    how = how or Decoding()
     r, vocabulary = model.passes(how.recurrences), model.config.vocab_size
     if how.kv_budget is not None and how.kv_budget > r:
         raise UserError(
