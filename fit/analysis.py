@@ -16,7 +16,6 @@ from fit.uncertainty import LEVEL, RESAMPLES, Bootstrap, Draws, Interval, bootst
 from looped.errors import UserError
 
 Unit = Literal["cell", "row", "budget"]
-REFERENCE_ARMS = ("full", "vanilla", "baseline")
 _FEW_CELLS = 10
 _FEWEST_BUDGETS = 4  # fewer give hardly more than one draw that keeps two of them
 _MANY_BAD_REFITS = 0.05
@@ -207,11 +206,6 @@ def doubts_of(boot: Bootstrap) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def reference_arm(names: list[str]) -> str:
-    """The arm others are compared with: `full`, `vanilla` or `baseline` if there is one, else the first."""
-    return next((n for n in REFERENCE_ARMS if n in names), names[0])
-
-
 def differences(
     results: Mapping[str, ArmFit | Unidentified], options: Options, every_pair: bool = False
 ) -> list[Difference]:
@@ -219,10 +213,8 @@ def differences(
     able = {name: a for name, a in results.items() if isinstance(a, ArmFit)}
     if len(able) < 2:
         return []
-    names = list(able)
-    reference = reference_arm(names)
-    order = [reference] + [n for n in names if n != reference]
-    pairs = [(b, a) for i, a in enumerate(order) for b in order[i + 1 :] if every_pair or a == reference]
+    order = list(able)  # as the table's arms are, the reference first
+    pairs = [(b, a) for i, a in enumerate(order) for b in order[i + 1 :] if every_pair or i == 0]
     found = []
     for name, against in pairs:
         one, other = able[name], able[against]

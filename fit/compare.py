@@ -19,7 +19,6 @@ from fit.analysis import (
     analyse,
     arm_rows,
     differences,
-    reference_arm,
 )
 from fit.law import ArmExponents, Law
 from fit.losses import Losses
@@ -102,11 +101,8 @@ def compare(losses: Losses, options: Options) -> Comparison:
         _pooled_misfit(able),
     )
     shared, doubts = _shared_exponents(analysis, able)
-    reference = reference_arm(list(able))
-    splits = []
-    for name in able:
-        if name != reference:
-            splits += split(analysis, able[name], able[reference])
+    reference, *others = able.values()
+    splits = [part for other in others for part in split(analysis, other, reference)]
     notes = [f"{s.arm} and {s.against} have no configuration in common" for s in splits if not s.pairs]
     views = (own, shared, _one_law(analysis, able))
     return Comparison(analysis, pairs, views, tuple(s for s in splits if s.pairs), tuple(notes + doubts))
@@ -132,11 +128,9 @@ def _shared_exponents(analysis: Analysis, able: Mapping[str, ArmFit]) -> tuple[V
     level = analysis.options.level
     values = {name: boot.values[f"phi[{i}]"] for i, name in enumerate(names)}
     phi = {name: fit.parameters[f"phi[{i}]"] for i, name in enumerate(names)}
-    reference = reference_arm(names)
-    order = [reference] + [n for n in names if n != reference]
     found = [
         Difference(b, a, phi[b] - phi[a], boot.interval(values[b] - values[a], level))
-        for a, b in itertools.combinations(order, 2)
+        for a, b in itertools.combinations(names, 2)
     ]
     intervals = {name: boot.interval(v, level) for name, v in values.items()}
     view = View("everything but φ (one E, A, B, α, β)", phi, intervals, tuple(found), fit.rmse)

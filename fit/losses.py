@@ -32,6 +32,8 @@ from fit.validate import (
 from looped.errors import UserError, nearest
 from looped.record import CONVENTIONS
 
+REFERENCE_ARMS = ("full", "vanilla", "baseline")
+"""Names under which an arm is the one that others are compared with."""
 _NATS = {"nats": 1.0, "bits": math.log(2)}
 
 Baseline = Literal["matched", "all"]
@@ -69,8 +71,10 @@ class Losses:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Names of the arms: those that rows with r > 1 carry, in order of appearance."""
-        return tuple(dict.fromkeys(self.arm[self.looped].tolist()))
+        """Names of the arms, those that rows with r > 1 carry: the reference first, the others as they appear."""
+        names = dict.fromkeys(self.arm[self.looped].tolist())
+        first = next((n for n in REFERENCE_ARMS if n in names), None)
+        return tuple(sorted(names, key=lambda n: n != first))
 
     @property
     def unnamed_arms(self) -> tuple[str, ...]:

@@ -151,6 +151,15 @@ def test_seeds_multiply_and_budgets_select():
         preset("paper-flagship").specs(budgets=(7.0,))
 
 
+def test_the_laptops_baseline_is_repeated_and_seeds_asked_for_take_its_place():
+    whole = preset("laptop").specs()
+    assert {s.seed for s in whole if s.model.recurrences == 1} == {0, 1}
+    assert {s.seed for s in whole if s.model.recurrences > 1} == {0}
+    asked = preset("laptop").specs(seeds=(5, 5))
+    assert {s.seed for s in asked} == {5}
+    assert len(asked) == len({s.run_id for s in asked}) == sum(s.seed == 0 for s in whole)
+
+
 def test_widths_are_whole_heads():
     assert [paper_width(s) for s in (6, 7, 10)] == [384, 512, 640]
     assert all(paper_width(s) == 64 * s for sizes in PAPER_SIZES.values() for s in sizes)

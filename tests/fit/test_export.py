@@ -19,6 +19,7 @@ def exported(both_arms, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_file_is_written(exported):
     assert sorted(p.name for p in exported.iterdir()) == [
         "isoflops.png", "losses.csv", "minima.csv", "multipliers.png", "parameters.csv", "phi.json", "profile.png",
@@ -26,6 +27,7 @@ def test_every_file_is_written(exported):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pictures_are_pictures(exported):
     for path in exported.glob("*.png"):
         pixels = matplotlib.image.imread(path)
@@ -33,11 +35,13 @@ def test_pictures_are_pictures(exported):
         assert pixels[..., :3].std() > 0.02, path  # not blank
 
 
+@pytest.mark.slow
 def test_json_holds_laws_and_diagnosis(exported):
     data = json.loads((exported / "phi.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert set(data["laws"]) == set(data["diagnosis"]) == {"vanilla", "truncated"}
 
 
+@pytest.mark.slow
 def test_latex_has_balanced_braces_and_no_bare_unicode(exported):
     text = (exported / "tables.tex").read_text()
     assert text.count("\\begin{table}") == text.count("\\end{table}") > 8
@@ -49,6 +53,7 @@ def test_latex_has_balanced_braces_and_no_bare_unicode(exported):
         assert all(len(re.findall(r"(?<!\\)&", row)) == len(body[0]) - 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_markdown_tables_are_rectangular(exported):
     text = (exported / "tables.md").read_text()
     block = []
@@ -60,6 +65,7 @@ def test_markdown_tables_are_rectangular(exported):
             block = []
 
 
+@pytest.mark.slow
 def test_nothing_is_nan(exported):
     for path in (p for p in exported.iterdir() if p.suffix != ".png"):
         assert not re.search(r"\b(nan|inf)\b", path.read_text(), re.I), path

@@ -48,6 +48,11 @@ def test_r_1_rows_are_the_baseline_of_every_arm_whatever_arm_they_name(both_arms
     assert "row 1 (line 2)" in both_arms.excluded[0].row
 
 
+def test_the_reference_arm_comes_first_wherever_its_rows_are(table):
+    rows = published_rows(TRUNCATED)[::-1] + published_rows(VANILLA)
+    assert read_losses(table(rows)).arms == ("vanilla", "truncated")
+
+
 def test_two_arms_in_one_file_may_each_bring_the_baseline(table, both_arms):
     rows = published_rows() + published_rows(TRUNCATED)
     losses = read_losses(table(rows))
