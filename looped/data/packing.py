@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_left, insort
+import heapq
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -12,7 +13,6 @@ import numpy as np
 LongDocuments = Literal["cut", "crop"]
 RULE_VERSION = 1
 """Raise it when the rules below change which rows come out: prepared data is then made anew."""
-_ARRIVAL_BITS = 40
 
 
 @dataclasses.dataclass
@@ -44,7 +44,11 @@ class Packer:
     A document longer than a row is cut into pieces that fit (`long_documents` "cut"), or is one piece of
     which only a crop is ever used ("crop", as in the paper, whose documents are plenty).
 
-    `statistics` is filled as the rows are drawn.
+    Pieces that fit a row wait in a queue for each length, found by the highest bit of an integer that has a
+    bit for each length with a queue; longer ones wait in a heap.  So a piece costs O(T / 64 + log buffer),
+    hardly more in a buffer of a million than in one of a hundred.
+
+    `statistics` is filled as the rows are made.
     """
 
     def __init__(
@@ -61,58 +65,110 @@ class Packer:
         self.buffer_size = buffer_size
         self.long_documents = long_documents
         self.statistics = PackingStatistics()
-        self._pieces: dict[int, np.ndarray] = {}  # by arrival, without BOS
-        self._keys: list[int] = []  # sorted length with BOS, then arrival, as one integer
+        self._queues: dict[int, deque[np.ndarray]] = {}  # by length with BOS; pieces without it
+        self._lengths = 0  # bit n is set where a queue of length n is
+        self._longer: list[tuple[int, int, np.ndarray]] = []  # a heap of length, arrival and what can be used
+        self._buffered = 0
+        self._row, self._at, self._row_bos = np.empty(row_length, dtype), 0, 0
 
     def rows(self, documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yields rows [row_length] of the documents' tokens, each document [n] given without BOS."""
-        stats, pieces = self.statistics, self._split(documents)
-        while True:
-            row, at = np.empty(self.row_length, self.dtype), 0
-            bos_tokens = 0
-            while at < self.row_length:
-                self._refill(pieces)
-                if not self._keys:  # the documents ended inside this row
-                    stats.cropped_tokens += at - bos_tokens
-                    return
-                piece = self._take(self.row_length - at)
-                row[at] = self.bos
-                kept = min(len(piece), self.row_length - at - 1)
-                row[at + 1 : at + 1 + kept] = piece[:kept]
-                stats.cropped_tokens += len(piece) - kept
-                bos_tokens += 1
-                at += 1 + kept
-            stats.rows += 1
-            stats.bos_tokens += bos_tokens
-            stats.placed_tokens += at - bos_tokens
-            yield row
-
-    def _split(self, documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        room = self.row_length - 1
         for document in documents:
-            self.statistics.documents += 1
-            self.statistics.document_tokens += len(document)
-            if not len(document):
-                self.statistics.empty_documents += 1
-            elif self.long_documents == "crop":
-                yield document
-            else:
-                for start in range(0, len(document), room):
-                    yield document[start : start + room]
+            yield from self.add(document)
+        yield from self.finish()
 
-    def _refill(self, pieces: Iterator[np.ndarray]) -> None:
-        while len(self._keys) < self.buffer_size:
-            piece = next(pieces, None)
-            if piece is None:
-                return
-            arrival = self.statistics.pieces
-            self.statistics.pieces += 1
-            self._pieces[arrival] = piece
-            insort(self._keys, (len(piece) + 1) << _ARRIVAL_BITS | arrival)
+    def add(self, document: np.ndarray) -> list[np.ndarray]:
+        """Buffers a document [n], given without BOS, and returns the rows [row_length] that became full."""
+        self.statistics.documents += 1
+        self.statistics.document_tokens += len(document)
+        if not len(document):
+            self.statistics.empty_documents += 1
+        room = self.row_length - 1 if self.long_documents == "cut" else max(1, len(document))
+        rows = []
+        for start in range(0, len(document), room):
+            self._insert(document[start : start + room])
+            if self._buffered >= self.buffer_size:
+                rows += self._place()
+        return rows
 
-    def _take(self, room: int) -> np.ndarray:
-        """Removes and returns the longest piece of at most `room` tokens with BOS, or else the shortest."""
-        fits = bisect_left(self._keys, (room + 1) << _ARRIVAL_BITS) - 1
-        length = self._keys[max(fits, 0)] >> _ARRIVAL_BITS
-        key = self._keys.pop(bisect_left(self._keys, length << _ARRIVAL_BITS))
-        return self._pieces.pop(key & ((1 << _ARRIVAL_BITS) - 1))
+    def finish(self) -> list[np.ndarray]:
+        """Empties the buffer and returns the rows of it; tokens left over count as cropped."""
+        rows = []
+        while self._buffered:
+            rows += self._place()
+        self.statistics.cropped_tokens += self._at - self._row_bos
+        self._at = self._row_bos = 0
+        return rows
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns everything that the next rows depend on; `restore` takes it."""
+        fitting = [(length, piece) for length, queue in self._queues.items() for piece in queue]
+        waiting = fitting + [
+            (length, piece) for length, _, piece in sorted(self._longer, key=lambda p: p[:2])
+        ]
+        return {
+            "piece_lengths": np.array([length for length, _ in waiting], np.int64),
+            "piece_sizes": np.array([len(piece) for _, piece in waiting], np.int64),
+            "piece_tokens": np.concatenate([np.empty(0, self.dtype), *(piece for _, piece in waiting)]),
+            "row": self._row[: self._at],
+            "row_bos": np.array(self._row_bos),
+            "statistics": np.array(dataclasses.astuple(self.statistics), np.int64),
+        }
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Goes on from `state`, in a packer of the same arguments that has seen no document."""
+        self.statistics = PackingStatistics(*state["statistics"].tolist())
+        pieces = np.split(state["piece_tokens"], np.cumsum(state["piece_sizes"])[:-1])
+        for arrival, (length, piece) in enumerate(zip(state["piece_lengths"].tolist(), pieces, strict=False)):
+            self._enqueue(length, arrival, piece)
+        self._at, self._row_bos = len(state["row"]), int(state["row_bos"])
+        self._row[: self._at] = state["row"]
+
+    def _insert(self, piece: np.ndarray) -> None:
+        # What can never be used is left out, and the rest copied: a view would keep all of its array alive.
+        kept = np.array(piece[: self.row_length - 1], self.dtype)
+        self._enqueue(len(piece) + 1, self.statistics.pieces, kept)
+        self.statistics.pieces += 1
+
+    def _enqueue(self, length: int, arrival: int, piece: np.ndarray) -> None:
+        self._buffered += 1
+        if length > self.row_length:
+            heapq.heappush(self._longer, (length, arrival, piece))
+            return
+        if length not in self._queues:
+            self._queues[length] = deque()
+            self._lengths |= 1 << length
+        self._queues[length].append(piece)
+
+    def _take(self, room: int) -> tuple[int, np.ndarray]:
+        """Removes the longest piece of at most `room` tokens with BOS, or else the shortest; its length first."""
+        self._buffered -= 1
+        fitting = self._lengths & ((1 << (room + 1)) - 1)
+        if not self._lengths:
+            length, _, piece = heapq.heappop(self._longer)
+            return length, piece
+        length = (fitting.bit_length() if fitting else (self._lengths & -self._lengths).bit_length()) - 1
+        queue = self._queues[length]
+        piece = queue.popleft()
+        if not queue:
+            del self._queues[length]
+            self._lengths ^= 1 << length
+        return length, piece
+
+    def _place(self) -> list[np.ndarray]:
+        """Moves one piece into the row; returns the row once it is full, else nothing."""
+        length, piece = self._take(self.row_length - self._at)
+        kept = min(length - 1, self.row_length - self._at - 1)
+        self._row[self._at] = self.bos
+        self._row[self._at + 1 : self._at + 1 + kept] = piece[:kept]
+        self._at += 1 + kept
+        self._row_bos += 1
+        self.statistics.cropped_tokens += length - 1 - kept
+        if self._at < self.row_length:
+            return []
+        row, self._row = self._row, np.empty(self.row_length, self.dtype)
+        self.statistics.rows += 1
+        self.statistics.bos_tokens += self._row_bos
+        self.statistics.placed_tokens += self._at - self._row_bos
+        self._at = self._row_bos = 0
+        return [row]
