@@ -18,8 +18,17 @@ _BITS = 1 / math.log(2)
 _GAP = 0.2  # of log loss: wider than any gap between neighbouring runs of one budget
 
 
-def check_table(losses: Losses) -> list[str]:
-    """Raises `UserError` for mixed units and impossible budgets; returns warnings for what merely looks odd."""
+def check_table(losses: Losses, units_known: bool = False) -> list[str]:
+    """Raises `UserError` for mixed units and impossible budgets; returns warnings for what merely looks odd.
+
+    `units_known`: the rows are records of runs, where a wide gap is a wide gap and no change of unit.
+    """
+    if not units_known:
+        _check_units(losses)
+    return _check_budgets(losses) + _check_sets(losses)
+
+
+def _check_units(losses: Losses) -> None:
     _check_unit(losses, losses.tokens, "tokens")
     _check_unit(losses, losses.n_once + losses.n_rec, "n_once + n_rec")
     few = int(np.argmin(losses.tokens))
@@ -29,7 +38,6 @@ def check_table(losses: Losses) -> list[str]:
             " not millions or billions of them."
         )
     _check_bits(losses)
-    return _check_budgets(losses) + _check_sets(losses)
 
 
 def _check_unit(losses: Losses, values: np.ndarray, name: str) -> None:

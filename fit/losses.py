@@ -190,4 +190,5 @@ def table_of(
         convention=one_convention(parsed),
         excluded=tuple(excluded),
     )
-    return dataclasses.replace(losses, warnings=(*notes, *check_table(losses)))
+    odd = check_table(losses, units_known=all(p.raw.recorded for p in parsed))
+    return dataclasses.replace(losses, warnings=(*notes, *odd))

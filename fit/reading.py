@@ -24,13 +24,14 @@ GROUPS = tuple(field.name for field in dataclasses.fields(ParameterGroups))
 class RawRow:
     """One row before validation: what to call it in messages, which source it came from, and its values by column.
 
-    `origin` names the source where there are several.
+    `origin` names the source where there are several.  `recorded`: it is a run's record, whose units are known.
     """
 
     label: str
     source: int
     values: dict[str, Any]
     origin: str = ""
+    recorded: bool = False
 
 
 def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> Iterator[RawRow]:
@@ -81,7 +82,7 @@ def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
             values: dict[str, Any] = {"status": "unreadable", "reason": str(record), "run_id": name}
         else:
             values = record_values(record)
-        yield RawRow(f"{prefix}run {name}", index, values, prefix.strip())
+        yield RawRow(f"{prefix}run {name}", index, values, prefix.strip(), recorded=True)
     if not found:
         raise UserError(
             f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file."

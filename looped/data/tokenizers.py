@@ -1,9 +1,14 @@
-"""Tokenizers: text to ids and back, each with a fingerprint that data sets and records carry."""
+"""Tokenizers: text to ids and back, each with a fingerprint that data sets and records carry.
+
+`bytes` needs nothing.  A `tokenizer.json` (of the library tokenizers) or a SentencePiece model, by path or by
+its name on the Hugging Face hub, needs the extra: `pip install 'looped[text]'`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,15 +59,45 @@ class ByteTokenizer:
 TOKENIZERS = {"bytes": ByteTokenizer}
 
 
-def get_tokenizer(name: str) -> Tokenizer:
-    """Returns the tokenizer called `name`; `UserError` names the nearest ones."""
-    if name not in TOKENIZERS:
-        raise UserError(f"tokenizer {name!r} is unknown.{nearest(name, TOKENIZERS)}")
-    return TOKENIZERS[name]()
+def get_tokenizer(name: str, added_tokens: Sequence[str] = (), bos_token: str | None = None) -> Tokenizer:
+    """Returns the tokenizer called `name`: `bytes`, a path, or a name on the hub.
+
+    A path is that of a `tokenizer.json` or a SentencePiece `.model`, or of a folder with one.  `added_tokens` get the
+    ids behind its own and never come from text; `bos_token` names its beginning of sequence where that is not one of
+    the usual.  `UserError` for a name that is none of these, or what cannot be read.
+    """
+    if name in TOKENIZERS:
+        if added_tokens or bos_token:
+            raise UserError(f"tokenizer {name!r} takes neither added tokens nor another BOS; leave them out.")
+        return TOKENIZERS[name]()
+    from looped.data import subword
+
+    file = subword.find(name)
+    if file is None:
+        raise UserError(
+            f"tokenizer {name!r} is unknown.{nearest(name, TOKENIZERS)} Or the path of a tokenizer.json or a"
+            " SentencePiece .model, or a name on the Hugging Face hub (owner/name)."
+        )
+    return subword.load(name, file.name, file.read_bytes(), tuple(added_tokens), bos_token)
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the ids of each text [n].  `UserError` for an id outside the vocabulary, so outside the rows' type."""
+    batched = getattr(tokenizer, "encode_batch", None)
+    encoded = batched(texts) if batched else [tokenizer.encode(text) for text in texts]
+    for ids in encoded:
+        if len(ids) and int(ids.max()) >= tokenizer.vocab_size:
+            raise UserError(
+                f"tokenizer {tokenizer.name!r} gave the id {int(ids.max())} and says that it has {tokenizer.vocab_size}"
+                f" ids, which are stored as {token_dtype(tokenizer.vocab_size)}: mend its vocabulary or use another."
+            )
+    return encoded
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The narrowest unsigned type of at least 16 bits that holds every id."""
+    """The narrowest unsigned type of at least 16 bits that holds every id; `UserError` where 32 bits do not."""
+    if vocab_size > 2**32:
+        raise UserError(f"vocab_size is {vocab_size}; ids are stored in at most 32 bits, so at most {2**32}.")
     return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
 
 

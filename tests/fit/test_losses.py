@@ -302,6 +302,17 @@ def record(run_id, **changes):
     return RunRecord(**(values | changes))
 
 
+def test_losses_of_records_may_lie_as_far_apart_as_nats_and_bits(tmp_path, table):
+    """A record states its unit; a table with the same losses does not, and is refused."""
+    for name, loss in {"a": 1.50, "b": 1.52, "c": 1.50 / math.log(2)}.items():
+        write_record(tmp_path / "runs" / name, record(name, loss=loss, seed=ord(name)))
+    losses = read_losses(tmp_path / "runs")
+    assert sorted(losses.loss) == [1.50, 1.52, 1.50 / math.log(2)]
+    (tmp_path / "again.csv").write_text(losses.to_csv())
+    with pytest.raises(UserError, match="as far from the others at 1e\\+12 FLOPs as bits would be"):
+        read_losses(tmp_path / "again.csv")
+
+
 def test_run_records_become_a_table_and_those_without_a_result_are_named(tmp_path):
     write_record(tmp_path / "a", record("a"))
     write_record(tmp_path / "b", record("b", recurrences=1, backprop_recurrences=1, loss=1.4, seed=3))
