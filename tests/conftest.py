@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
@@ -10,3 +12,29 @@ os.environ["XLA_FLAGS"] = (
 
 # A shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Counting:
+    """Text that a byte model learns within a few steps: numbers counted upwards."""
+
+    name = "counting"
+
+    def description(self):
+        return {"source": self.name}
+
+    def documents(self, split):
+        first = 0 if split == "train" else 10_000
+        for i in range(first, first + (400 if split == "train" else 80)):
+            yield ", ".join(str(n) for n in range(i, i + 20))
+
+
+@pytest.fixture(scope="session")
+def packed_folder(tmp_path_factory):
+    """Folder of a prepared data set of byte tokens for T = 32."""
+    from looped.data import corpus  # imports JAX, so not before the settings above
+    from looped.data.loader import prepare
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(corpus.SOURCES, "counting", Counting)
+        patch.setenv("LOOPED_DATA", str(tmp_path_factory.mktemp("data")))
+        return str(prepare("counting", 32).directory)

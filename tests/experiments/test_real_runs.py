@@ -1,41 +1,15 @@
 """A sweep of real, very small runs: data, training and records, through the worker processes."""
 
-import pytest
-
 from experiments import sweep
 from looped.config import DataConfig, ModelConfig, RunSpec
-from looped.data import corpus
-from looped.data.loader import prepare
 from looped.record import find_records
 
-T = 16
 
-
-class Squares:
-    """Text enough for a few steps."""
-
-    name = "squares"
-
-    def description(self):
-        return {"source": self.name}
-
-    def documents(self, split):
-        start = 0 if split == "train" else 5_000
-        for first in range(start, start + 200):
-            yield ", ".join(str(n * n) for n in range(first, first + 20))
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    monkeypatch.setitem(corpus.SOURCES, "squares", Squares)
-    monkeypatch.setenv("LOOPED_DATA", str(tmp_path / "data"))
-    return DataConfig(source=str(prepare("squares", T).directory))
-
-
-def test_real_runs_of_one_program_leave_records_that_are_found(tmp_path, data):
+def test_real_runs_of_one_program_leave_records_that_are_found(tmp_path, packed_folder):
     model = ModelConfig(
-        d_model=16, n_heads=1, sequence_length=T, prelude_layers=0, coda_layers=0, recurrences=2
+        d_model=16, n_heads=1, sequence_length=32, prelude_layers=0, coda_layers=0, recurrences=2
     )
+    data = DataConfig(source=packed_folder)
     wanted = tuple(
         RunSpec(model=model, data=data, steps=steps, batch_size=4, validation_sequences=8) for steps in (2, 4)
     )
