@@ -26,6 +26,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "sweep status": ("experiments.commands", "SweepStatus"),
         "train": ("looped.commands", "Train"),
         "data prepare": ("looped.commands", "DataPrepare"),
+        "data pack": ("looped.data.commands", "DataPack"),
+        "data check": ("looped.data.commands", "DataCheck"),
         "parameters": ("looped.model_commands", "Parameters"),
     },
     "With a trained model": {

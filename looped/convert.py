@@ -119,7 +119,9 @@ def _record(config: ModelConfig, meta: Mapping[str, Any], data: str) -> RunRecor
         steps=max(step, 1),
         batch_size=max(round(tokens / max(step, 1) / config.sequence_length), 1),
     )
-    unknown: Any = types.SimpleNamespace(hash="unknown", epochs=lambda steps, batch_size: 0.0)
+    unknown: Any = types.SimpleNamespace(
+        hash="unknown", epochs=lambda steps, batch_size: 0.0, tokenizer_fingerprint=None
+    )
     record = dataclasses.replace(new_record(spec, unknown), step=step)
     if loss is None or not math.isfinite(loss):
         return record

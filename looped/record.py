@@ -83,7 +83,8 @@ class RunRecord:
 
     `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained
     on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).
-    `spec` is the run's `RunSpec` as JSON.
+    `spec` is the run's `RunSpec` as JSON; `epochs` how often the data is gone through, `tokenizer_fingerprint` which
+    tokenizer made it.
     """
 
     run_id: str
@@ -113,6 +114,7 @@ class RunRecord:
     step: int = 0
     train_seconds: float = 0.0
     reason: str | None = None
+    tokenizer_fingerprint: str | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self):

@@ -97,7 +97,7 @@ def train(
     pending: Array | None = None
     timed: tuple[int, float] | None = None  # where speed is measured from: compiling is not training
     reason: str | None = None
-    batches = data.train_batches(spec.data.shuffle_seed + spec.seed, start, batch_size)
+    batches = data.device_batches(spec.data.shuffle_seed + spec.seed, start, batch_size)
     with _stop_signals() as stop:
         step = start
         while step < steps:
@@ -144,14 +144,14 @@ def train(
 
 def prepare_data(spec: RunSpec) -> PackedData:
     """Opens the run's data, made first where it is missing, and checks it against the model."""
-    data = _open_data(spec.data.source, spec.model.sequence_length)
+    data = _open_data(spec.data.source, spec.model.sequence_length, spec.model.vocab_size)
     data.check_model(spec.model.vocab_size, spec.model.sequence_length)
     return data
 
 
 @functools.lru_cache(maxsize=2)
-def _open_data(source: str, sequence_length: int) -> PackedData:
-    return prepare(source, sequence_length)
+def _open_data(source: str, sequence_length: int, vocab_size: int) -> PackedData:
+    return prepare(source, sequence_length, vocab_size=vocab_size)
 
 
 def evaluate(
@@ -171,7 +171,7 @@ class Programs(NamedTuple):
     """
 
     init: Callable[[int], TrainState]
-    step: Callable[[TrainState, np.ndarray, dict[str, np.float32]], tuple[TrainState, Array]]
+    step: Callable[[TrainState, Array, dict[str, np.float32]], tuple[TrainState, Array]]
     loss_sum: Callable[[nnx.State, np.ndarray, np.ndarray], tuple[Array, Array]]
 
 
@@ -239,6 +239,7 @@ def new_record(spec: RunSpec, data: PackedData) -> RunRecord:
         validation_tokens=None,
         data_hash=data.hash,
         epochs=data.epochs(steps, spec.batch_size),
+        tokenizer_fingerprint=data.tokenizer_fingerprint,
         spec=to_json(spec),
         versions={"looped": looped.__version__, "python": platform.python_version()}
         | {p: importlib.metadata.version(p) for p in PACKAGES},

@@ -5,58 +5,88 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
+import hashlib
 import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grain
 import numpy as np
 from etils import epath
 
-from looped.data.corpus import SOURCES, Split, get_source
-from looped.data.metadata import FORMAT_VERSION, PackMetadata
+from looped.data import published
+from looped.data.corpus import SOURCES, SPLITS, Split, get_source
+from looped.data.metadata import read_metadata
 from looped.data.rows import RowSource
 from looped.data.tokenizers import Tokenizer, get_tokenizer
 from looped.errors import UserError
-from looped.jsonable import from_json
 
 if TYPE_CHECKING:
+    import jax
+
     from looped.data.builder import PackPlan
 
-METADATA_FILE = "metadata.json"
+T = TypeVar("T")
 VALIDATION_SEED = 0
 """The order of the validation rows: fixed, so that every run's loss is over the same ones."""
 IGNORED = -1
 """Target that counts in no loss."""
 
 
+class RepeatedDataWarning(UserWarning):
+    """Training goes through the data once more."""
+
+
 class PackedData:
-    """A prepared data set, opened.  Rows are read when first needed.
+    """A prepared data set, or the published packed data, opened.  Rows are read when first needed.
 
     `hash` identifies what is trained on and evaluated on (rows and tokenizer); `corpus_hash` the text alone.
+    The published data's batches take its rows in their order, all others' in an order shuffled for each epoch.
     """
 
     def __init__(self, directory: epath.PathLike):
         self.directory = epath.Path(directory)
-        self.metadata = _read_metadata(self.directory)
+        self._opened: dict[Split, Any] = {}
+        self.shuffled = not published.is_published(self.directory)
+        if self.shuffled:
+            self.metadata = read_metadata(self.directory)
+        else:
+            data = published.PublishedData(self.directory)
+            self.metadata = data.metadata()
+            self._opened.update(data.rows)
         self.hash = self.metadata.hash
         self.corpus_hash = self.metadata.corpus_hash
         self.sequence_length = self.metadata.sequence_length
         self.vocab_size = self.metadata.tokenizer.vocab_size
+        self.tokenizer_fingerprint = self.metadata.tokenizer.fingerprint
         self.train_rows = self.metadata.train.statistics.rows
         self.validation_rows = self.metadata.validation.statistics.rows
-        self._opened: dict[Split, RowSource] = {}
         self._orders: dict[int, Any] = {}
+
+    def __reduce__(self):
+        return PackedData, (str(self.directory),)  # a process opens its own files
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the rows; `UserError` if the one of that name has changed since."""
-        tokenizer = get_tokenizer(self.metadata.tokenizer.name)
-        if tokenizer.fingerprint != self.metadata.tokenizer.fingerprint:
+        """The tokenizer that made the rows; `UserError` if it is not there or has changed since."""
+        described, file = self.metadata.tokenizer, self.metadata.tokenizer_file
+        if file is not None:
+            from looped.data import subword
+
+            content = (self.directory / file.name).read_bytes()
+            tokenizer = subword.load(described.name, file.name, content, file.added_tokens, file.bos_token)
+        elif not self.shuffled:
+            raise UserError(
+                f"{self.directory}: the published data comes without a tokenizer; put its tokenizer.json or"
+                " tokenizer.model into the folder."
+            )
+        else:
+            tokenizer = get_tokenizer(described.name)
+        if self.shuffled and tokenizer.fingerprint != described.fingerprint:
             raise UserError(
                 f"{self.directory}: tokenizer {tokenizer.name!r} is another now; delete it to make it again."
             )
@@ -64,12 +94,21 @@ class PackedData:
 
     def check_model(self, vocab_size: int, sequence_length: int) -> None:
         """Raises `UserError` unless the rows suit a model of this vocabulary and sequence length."""
-        if vocab_size != self.vocab_size:
-            raise UserError(
-                f"vocab_size is {vocab_size}; the data's tokenizer {self.metadata.tokenizer.name!r} has"
-                f" {self.vocab_size} ids, so set it to {self.vocab_size}."
-            )
+        _check_vocabulary(vocab_size, self.vocab_size, self.metadata.tokenizer.name)
         _check_length(self, sequence_length)
+
+    def check_rows(self) -> None:
+        """Reads every row of both splits; `UserError` where one is damaged or not what was written."""
+        for split in SPLITS:
+            described = self.metadata.train if split == "train" else self.metadata.validation
+            source, digest = self._rows(split), hashlib.sha256()
+            for first in range(0, len(source), 1024):
+                digest.update(source.take(range(first, min(first + 1024, len(source)))).data)
+            if self.shuffled and digest.hexdigest() != described.rows_hash:
+                raise UserError(
+                    f"{self.directory}: the {split} rows are not those that were written (their SHA-256 differs);"
+                    " restore the files or, to make the data set again, delete it."
+                )
 
     def epochs(self, steps: int, batch_size: int) -> float:
         """Returns how often `steps` batches go through the training split."""
@@ -82,19 +121,86 @@ class PackedData:
         shuffled order, epoch after epoch, each in an order of its own.  `seed` alone chooses the orders.
         """
         if seed not in self._orders:
-            self._orders[seed] = _shuffled(self.train_rows, seed)
+            self._orders[seed] = self._order(self.train_rows, seed)
         order, first = self._orders[seed], step * batch_size
         part = range(batch_size)[rows if rows is not None else slice(None)]
         return self._rows("train").take([int(order[first + i]) for i in part]).astype(np.int32)
 
     def train_batches(
-        self, seed: int, start_step: int, batch_size: int, rows: slice | None = None
+        self, seed: int, start_step: int, batch_size: int, rows: slice | None = None, workers: int = 1
     ) -> Iterator[np.ndarray]:
-        """Returns the endless iterator of `train_batch` from `start_step`; a thread of Grain reads ahead."""
+        """Returns the endless iterator of `train_batch` from `start_step`, which `workers` threads of Grain read ahead.
+
+        With 0 workers nothing is read ahead.  Whatever their number, the batches are the same.  Warns
+        (`RepeatedDataWarning`) when the second epoch begins.
+        """
+        return self._stream(
+            lambda step: self.train_batch(seed, step, batch_size, rows), start_step, batch_size, workers, 8
+        )
+
+    def device_batches(
+        self,
+        seed: int,
+        start_step: int,
+        batch_size: int,
+        sharding: jax.sharding.Sharding | None = None,
+        workers: int = 1,
+        ahead: int = 2,
+    ) -> Iterator[jax.Array]:
+        """Returns the endless iterator of `train_batch` from `start_step` on devices: int32 [batch_size, T + 1].
+
+        With a `sharding`, such as one over a mesh's data axis, each is a global array, of which every process reads
+        only the rows that its own devices hold; without one it is on the default device.  `ahead` batches are on the
+        devices before they are asked for, or none with 0 `workers`.
+        """
+        import jax
+
+        shape = (batch_size, self.sequence_length + 1)
+
+        def batch(step: int) -> jax.Array:
+            if sharding is None:
+                return jax.device_put(self.train_batch(seed, step, batch_size))
+            parts: dict[tuple[int, int], np.ndarray] = {}
+
+            def part(index: Any) -> np.ndarray:
+                start, stop, _ = index[0].indices(batch_size)
+                if (start, stop) not in parts:  # devices that differ in another axis hold the same rows
+                    parts[start, stop] = self.train_batch(seed, step, batch_size, slice(start, stop))
+                return parts[start, stop][:, index[1]]
+
+            return jax.make_array_from_callback(shape, sharding, part)
+
+        return self._stream(batch, start_step, batch_size, workers, ahead)
+
+    def _stream(
+        self, batch: Callable[[int], T], start_step: int, batch_size: int, workers: int, ahead: int
+    ) -> Iterator[T]:
         self._rows("train")  # opened here, so that an error is raised here
-        steps = grain.MapDataset.range(start_step, sys.maxsize)
-        batches = steps.map(lambda step: self.train_batch(seed, int(step), batch_size, rows))
-        return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)))
+        if workers < 0:
+            raise UserError(f"workers is {workers}; it must be at least 0.")
+        if workers:
+            steps = grain.MapDataset.range(start_step, sys.maxsize)
+            options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=max(ahead, workers))
+            batches = iter(steps.map(lambda step: batch(int(step))).to_iter_dataset(options))
+        else:
+            batches = map(batch, range(start_step, sys.maxsize))
+        return self._noting_epochs(batches, start_step, batch_size)
+
+    def _noting_epochs(self, batches: Iterator[T], step: int, batch_size: int) -> Iterator[T]:
+        for batch in batches:
+            step += 1
+            if step * batch_size > self.train_rows:
+                warnings.warn(
+                    f"the second epoch over {self.directory} begins at step {self.train_rows // batch_size + 1}: its"
+                    f" {self.train_rows:,} rows are read again, and losses on repeated data are no longer those of"
+                    " fresh data.",
+                    RepeatedDataWarning,
+                    stacklevel=2,
+                )
+                yield batch
+                break
+            yield batch
+        yield from batches
 
     def validation_batches(
         self, sequences: int, batch_size: int, rows: slice | None = None
@@ -106,45 +212,71 @@ class PackedData:
         one shape.  `rows` is the part of each batch to return (one process's).
         """
         count = min(sequences, self.validation_rows)
-        order = _shuffled(self.validation_rows, VALIDATION_SEED)
+        order = self._order(self.validation_rows, VALIDATION_SEED)
         source = self._rows("validation")
+        part = range(batch_size)[rows if rows is not None else slice(None)]
         for first in range(0, count, batch_size):
-            tokens = np.zeros((batch_size, self.sequence_length + 1), np.int32)
-            held = source.take([order[i] for i in range(first, min(first + batch_size, count))])
+            tokens = np.zeros((len(part), self.sequence_length + 1), np.int32)
+            held = source.take([int(order[first + i]) for i in part if first + i < count])
             tokens[: len(held)] = held
             inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
             targets[len(held) :] = IGNORED
-            part = rows if rows is not None else slice(None)
-            yield inputs[part], targets[part]
+            yield inputs, targets
 
-    def _rows(self, split: Split) -> RowSource:
+    def _order(self, rows: int, seed: int) -> Any:
+        """Returns an endless order of `rows` indices, by random access: each epoch shuffled in its own way."""
+        order = grain.MapDataset.range(rows)
+        return (order.seed(seed).shuffle() if self.shuffled else order).repeat()
+
+    def _rows(self, split: Split) -> Any:
         if split not in self._opened:
             self._opened[split] = _open_rows(self, split)
         return self._opened[split]
 
 
-def _shuffled(rows: int, seed: int) -> Any:
-    """Returns an endless order of `rows` indices, by random access: each epoch shuffled in its own way."""
-    return grain.MapDataset.range(rows).seed(seed).shuffle().repeat()
+def process_rows(batch_size: int, process: int | None = None, processes: int | None = None) -> slice:
+    """Returns the rows of each batch that a process reads: equal shares in order, this process's by default."""
+    if process is None or processes is None:
+        import jax
+
+        process, processes = jax.process_index(), jax.process_count()
+    if batch_size % processes:
+        raise UserError(
+            f"batch_size is {batch_size}; {processes} processes read equal shares of it, so make it a multiple of that."
+        )
+    share = batch_size // processes
+    return slice(process * share, (process + 1) * share)
 
 
-def prepare(source: str, sequence_length: int, tokenizer: str = "bytes") -> PackedData:
+def data_root() -> epath.Path:
+    """The folder of data sets: LOOPED_DATA of the environment, ~/.cache/looped without it."""
+    return epath.Path(os.environ.get("LOOPED_DATA") or "~/.cache/looped").expanduser()
+
+
+def prepare(
+    source: str, sequence_length: int, tokenizer: str = "bytes", vocab_size: int | None = None
+) -> PackedData:
     """Opens the data of `source` packed for `sequence_length` = T; makes it first where there is none yet.
 
     `source` is a known name, made once in the folder that the environment variable LOOPED_DATA names
-    (~/.cache/looped without one), or the folder of a prepared data set.  Raises `UserError` if it is neither
-    or was packed for another T.
+    (~/.cache/looped without one), or the folder of a prepared data set or of the published packed data.  Raises
+    `UserError` if it is neither, was packed for another T, or has another vocabulary than `vocab_size`, before
+    anything is made.
     """
     if sequence_length < 1:
         raise UserError(f"sequence_length is {sequence_length}; it must be at least 1.")
     if source not in SOURCES and epath.Path(source).expanduser().is_dir():
         data = PackedData(epath.Path(source).expanduser())
+        if vocab_size is not None:
+            data.check_model(vocab_size, sequence_length)
         _check_length(data, sequence_length)
         return data
     from looped.data.builder import PackPlan
 
     plan = PackPlan(get_source(source), get_tokenizer(tokenizer), sequence_length)
-    root = epath.Path(os.environ.get("LOOPED_DATA") or "~/.cache/looped").expanduser()
+    if vocab_size is not None:
+        _check_vocabulary(vocab_size, plan.tokenizer.vocab_size, plan.tokenizer.name)
+    root = data_root()
     directory = root / plan.name
     if not directory.exists():
         try:
@@ -161,18 +293,17 @@ def prepare(source: str, sequence_length: int, tokenizer: str = "bytes") -> Pack
 
 def _prepare(plan: PackPlan, root: epath.Path, directory: epath.Path, alone: bool) -> None:
     """Writes the data set into a temporary folder and renames that: what has the final name is complete."""
-    from looped.data.builder import write_packed
+    from looped.data import pack
 
     _say(f"data: preparing {plan.source.name!r} for sequence length {plan.sequence_length}, once …")
     start = time.monotonic()
-    if alone:
-        for left in root.glob(f"incomplete-{plan.name}-*"):
-            left.rmtree(missing_ok=True)  # a process that was killed left it
-    temporary = root / f"incomplete-{plan.name}-{uuid.uuid4().hex[:8]}"
+    temporary = root / f"incomplete-{plan.name}"  # where a process that was killed left it, this one goes on
+    if not alone:
+        temporary = root / f"{temporary.name}-{uuid.uuid4().hex[:8]}"
     try:
-        written = write_packed(plan, temporary)
+        pack.pack(plan, temporary)
         try:
-            written.rename(directory)
+            temporary.rename(directory)
         except OSError:
             if not directory.exists():  # else another process was first, where there is no lock
                 raise
@@ -204,28 +335,19 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _check_vocabulary(vocab_size: int, ids: int, tokenizer: str) -> None:
+    if vocab_size != ids:
+        raise UserError(
+            f"vocab_size is {vocab_size}; the data's tokenizer {tokenizer!r} has {ids} ids, so set it to {ids}."
+        )
+
+
 def _check_length(data: PackedData, sequence_length: int) -> None:
     if sequence_length != data.sequence_length:
         raise UserError(
             f"sequence_length is {sequence_length}; {data.directory} was packed for {data.sequence_length}:"
             " use that, or other data."
         )
-
-
-def _read_metadata(directory: epath.Path) -> PackMetadata:
-    path = directory / METADATA_FILE
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{directory}: no prepared data ({METADATA_FILE}: {error}); name another, or delete it and retry."
-        ) from None
-    version = data.get("format_version") if isinstance(data, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: format {version!r}, this version reads {FORMAT_VERSION}; delete it to make it again."
-        )
-    return from_json(PackMetadata, data, f"{path}: ")
 
 
 def _open_rows(data: PackedData, split: Split) -> RowSource:
@@ -237,11 +359,19 @@ def _open_rows(data: PackedData, split: Split) -> RowSource:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         builder = tfds.builder_from_directory(data.directory)
         records = builder.as_data_source(split, deserialize_method=raw)  # pyright: ignore[reportCallIssue]
-        source = RowSource(records, builder.info.features, described.rows_hash)
-        if len(source) != described.statistics.rows:
-            raise ValueError(f"{len(source)} rows, but {described.statistics.rows} were written")
+        info = builder.info.splits[split]
+        shards = [
+            (epath.Path(path).name, rows)
+            for path, rows in zip(info.filepaths, info.shard_lengths, strict=True)
+        ]
+        if sum(rows for _, rows in shards) != described.statistics.rows:
+            raise ValueError(f"{len(records)} rows, but {described.statistics.rows} were written")
+        return RowSource(
+            records, builder.info.features, f"{data.directory}: the {split} rows", shards, described.rows_hash
+        )
+    except UserError:
+        raise
     except Exception as error:  # array_record and TFDS raise many kinds
         raise UserError(
             f"{data.directory}: the {split} rows cannot be read ({error}); delete it to make it again."
         ) from error
-    return source

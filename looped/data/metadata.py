@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+
+from etils import epath
 
 from looped.data.packing import LongDocuments, PackingStatistics
 from looped.data.tokenizers import fingerprint_of
+from looped.errors import UserError
+from looped.jsonable import from_json
 
 FORMAT_VERSION = 1
+METADATA_FILE = "metadata.json"
+STATE_FILE = "unfinished.npz"
+"""What packing goes on from; a data set is finished when this is no longer beside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +27,29 @@ class TokenizerMetadata:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenizerFile:
+    """The tokenizer's file, kept beside the rows, and what was said of it."""
+
+    name: str
+    added_tokens: tuple[str, ...] = ()
+    bos_token: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class SplitMetadata:
-    """One split: the bytes and SHA-256 of its text, the SHA-256 of its rows, and where each token went."""
+    """One split: the bytes and SHA-256 of its text, the SHA-256 of its rows, and where each token went.
+
+    `text_hash` is over each document behind its length (8 bytes, little-endian).  For sources that are read from any
+    place on it is a chain, so that packing can go on: h ← SHA-256(h ‖ length ‖ document) from an empty h.
+    `row_fill` is the part of the rows that holds tokens, `cropped_share` the part of the documents' tokens cropped.
+    """
 
     text_bytes: int
     text_hash: str
     rows_hash: str
     statistics: PackingStatistics
+    row_fill: float | None = None
+    cropped_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +65,7 @@ class PackMetadata:
     tokenizer: TokenizerMetadata
     train: SplitMetadata
     validation: SplitMetadata
+    tokenizer_file: TokenizerFile | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -53,3 +78,22 @@ class PackMetadata:
         """SHA-256 of the rows of both splits and of the tokenizer: what is trained and evaluated on."""
         rows = {"train": self.train.rows_hash, "validation": self.validation.rows_hash}
         return fingerprint_of(rows | {"tokenizer": self.tokenizer.fingerprint})
+
+
+def read_metadata(directory: epath.Path) -> PackMetadata:
+    """Returns the metadata of a prepared data set; `UserError` where there is none, or it is not finished."""
+    path = directory / METADATA_FILE
+    if (directory / STATE_FILE).exists():
+        raise UserError(f"{directory}: packing is not finished; run the same `looped data pack` again.")
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{directory}: no prepared data ({METADATA_FILE}: {error}); name another, or delete it and retry."
+        ) from None
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format {version!r}, this version reads {FORMAT_VERSION}; delete it to make it again."
+        )
+    return from_json(PackMetadata, data, f"{path}: ")

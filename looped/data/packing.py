@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 LongDocuments = Literal["cut", "crop"]
+EmptyDocuments = Literal["refuse", "skip"]
 RULE_VERSION = 1
 """Raise it when the rules below change which rows come out: prepared data is then made anew."""
 

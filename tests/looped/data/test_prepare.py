@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from looped.data import builder, loader
+from looped.data import builder, loader, pack
 from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
 
@@ -133,13 +133,13 @@ def test_killed_half_way_then_prepared_whole(small, tmp_path):
 
 
 def test_a_second_preparer_waits_for_the_first(small, capfd, monkeypatch):
-    write, results = builder.write_packed, []
+    write, results = pack.pack, []
 
     def slow(*args):
         time.sleep(0.5)
         return write(*args)
 
-    monkeypatch.setattr(builder, "write_packed", slow)
+    monkeypatch.setattr(pack, "pack", slow)
     threads = [threading.Thread(target=lambda: results.append(prepare("small", 32).hash)) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -1,0 +1,208 @@
+"""The published packed data, read as it is: Parquet shards of rows and a `meta_{split}.json` for each split.
+
+A shard has a column `tokens` of lists, each a row of T + 1 ids (2,049 in the published data, vocabulary 32,001).  Order
+means something there: batches take the rows in the order of the shards' names and of the rows in them.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from looped.data.corpus import SPLITS, Split
+from looped.data.files import File, open_file
+from looped.data.metadata import PackMetadata, SplitMetadata, TokenizerFile, TokenizerMetadata
+from looped.data.packing import PackingStatistics
+from looped.data.tokenizers import fingerprint_of, token_dtype
+from looped.errors import UserError
+
+VOCABULARY = 32_001
+"""Ids of the published data's tokenizer (Llama 2's and one added), where its metadata name no number."""
+COLUMN = "tokens"
+_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "validation": ("validation", "val", "valid", "test"),
+}
+_GROUPS = 4
+_VOCABULARY_KEYS = ("vocab_size", "vocabulary_size", "n_vocab", "vocab")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+
+
+def is_published(directory: epath.Path) -> bool:
+    """Whether a folder holds packed Parquet shards."""
+    return any((directory / f"meta_{name}.json").exists() for names in _NAMES.values() for name in names)
+
+
+class PublishedData:
+    """Such a folder, opened: what its two splits hold, and their rows."""
+
+    def __init__(self, directory: epath.Path):
+        self.directory = directory
+        self.rows: dict[Split, ParquetRows] = {
+            split: ParquetRows(*_split_files(directory, split)) for split in SPLITS
+        }
+        lengths = {split: rows.row_length for split, rows in self.rows.items()}
+        if lengths["train"] != lengths["validation"]:
+            raise UserError(
+                f"{directory}: rows of {lengths['train']} tokens for training and {lengths['validation']} for"
+                " validation; fetch one data set whole."
+            )
+
+    def metadata(self) -> PackMetadata:
+        """As of data packed here, as far as the files say.  The hash of a split's rows is that of its shards' footers:
+        sizes, counts and statistics, so not every changed byte changes it."""
+        train, validation = self.rows["train"], self.rows["validation"]
+        bos = int(train.take([0])[0, 0])
+        file = next((name for name in _TOKENIZER_FILES if (self.directory / name).exists()), None)
+        fingerprint = fingerprint_of({"kind": "published", "vocab_size": train.vocab_size, "bos": bos})
+        return PackMetadata(
+            key="published",
+            source_name="published",
+            source={"source": "published", "meta": {split: rows.meta for split, rows in self.rows.items()}},
+            sequence_length=train.row_length - 1,
+            buffer_size=0,
+            long_documents="crop",
+            tokenizer=TokenizerMetadata("published", fingerprint, train.vocab_size, bos),
+            train=_describe(train),
+            validation=_describe(validation),
+            tokenizer_file=TokenizerFile(file) if file else None,
+        )
+
+
+def _describe(rows: ParquetRows) -> SplitMetadata:
+    return SplitMetadata(0, "", rows.footers_hash, PackingStatistics(rows=len(rows)))
+
+
+def _split_files(directory: epath.Path, split: Split) -> tuple[list[File], dict[str, Any]]:
+    """Returns the shards of a split, in order, and its metadata; `UserError` for what is missing."""
+    for name in _NAMES[split]:
+        path = directory / f"meta_{name}.json"
+        if path.exists():
+            break
+    else:
+        raise UserError(f"{directory}: no meta_{_NAMES[split][0]}.json; fetch the data set whole.")
+    try:
+        meta = json.loads(path.read_text())
+        if not isinstance(meta, dict):
+            raise ValueError("no object")
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON metadata ({error}); fetch it again.") from None
+    shards = [
+        p for p in directory.glob("*.parquet") if re.match(rf"(.*[_-])?{name}([_.-]|\.parquet)", p.name)
+    ]
+    folder = directory / name
+    if folder.is_dir():
+        shards += list(folder.glob("*.parquet"))
+    if not shards:
+        raise UserError(
+            f"{directory}: no Parquet shards of {name!r} beside {path.name}; fetch the data set whole."
+        )
+    return [File(str(shard), shard.stat().length) for shard in sorted(shards, key=str)], meta
+
+
+class ParquetRows:
+    """Rows [T + 1] of a split by index, in the order of the shards and the rows in them.
+
+    A row group is decoded as one and a few of them kept, which suits reading in order.  `UserError` names the shard
+    that is damaged, as far as this shows: Parquet has checksums of its pages only where the writer made them.
+    """
+
+    def __init__(self, shards: Sequence[File], meta: dict[str, Any]):
+        self.meta = meta
+        self.vocab_size = next(
+            (int(meta[key]) for key in _VOCABULARY_KEYS if isinstance(meta.get(key), int)), VOCABULARY
+        )
+        self._shards, self._ends, self._groups = list(shards), [], []
+        digest, total = hashlib.sha256(), 0
+        for i, shard in enumerate(self._shards):
+            for group, rows in enumerate(self._row_groups(shard, digest)):
+                total += rows
+                self._groups.append((i, group))
+                self._ends.append(total)
+        if not total:
+            raise UserError(f"{shards[0].path}: the split is empty; fetch the data set whole.")
+        self.footers_hash = digest.hexdigest()
+        self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self.dtype = token_dtype(self.vocab_size)
+        self.row_length = 0
+        self.row_length = self._decode(0).shape[1]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def _row_groups(self, shard: File, digest) -> list[int]:
+        import pyarrow.parquet as pq
+
+        try:
+            with open_file(shard) as stream, pq.ParquetFile(stream) as parquet:
+                if COLUMN not in parquet.schema_arrow.names:
+                    names = ", ".join(map(repr, parquet.schema_arrow.names))
+                    raise UserError(
+                        f"{shard.path}: no column {COLUMN!r} but {names}; is this the packed data?"
+                    )
+                digest.update(
+                    json.dumps([shard.name, shard.size, parquet.metadata.to_dict()], default=str).encode()
+                )
+                return [parquet.metadata.row_group(g).num_rows for g in range(parquet.num_row_groups)]
+        except UserError:
+            raise
+        except Exception as error:  # of the storage or Arrow
+            raise self._error(shard, error) from None
+
+    def _error(self, shard: File, reason: object) -> UserError:
+        return UserError(f"{shard.path}: the shard cannot be read ({reason}); fetch it again.")
+
+    def take(self, indices: Sequence[int]) -> np.ndarray:
+        """Returns rows [len(indices), T + 1]."""
+        wanted = np.asarray(indices, np.int64)
+        groups = np.searchsorted(np.asarray(self._ends), wanted, side="right")
+        rows = np.empty((len(wanted), self.row_length), self.dtype)
+        with self._lock:
+            for group in np.unique(groups):
+                start = self._ends[group - 1] if group else 0
+                rows[groups == group] = self._decoded(int(group))[wanted[groups == group] - start]
+        return rows
+
+    def _decoded(self, group: int) -> np.ndarray:
+        if group in self._cache:
+            self._cache.move_to_end(group)
+            return self._cache[group]
+        self._cache[group] = self._decode(group)
+        if len(self._cache) > _GROUPS:
+            self._cache.popitem(last=False)
+        return self._cache[group]
+
+    def _decode(self, group: int) -> np.ndarray:
+        """Returns the rows [n, T + 1] of a row group."""
+        import pyarrow.parquet as pq
+
+        index, within = self._groups[group]
+        shard = self._shards[index]
+        try:
+            with (
+                open_file(shard) as stream,
+                pq.ParquetFile(stream, page_checksum_verification=True) as parquet,
+            ):
+                column = parquet.read_row_group(within, columns=[COLUMN]).column(0).combine_chunks()
+                lists = column if hasattr(column, "flatten") else column.chunk(0)
+                lengths = np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False))
+                tokens = lists.flatten().to_numpy(zero_copy_only=False)
+        except Exception as error:
+            raise self._error(shard, error) from None
+        length = self.row_length or int(lengths[0])
+        if not (lengths == length).all():
+            raise self._error(
+                shard, f"a row of {lengths[lengths != length][0]} tokens among rows of {length}"
+            )
+        if not np.issubdtype(tokens.dtype, np.integer) or tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise self._error(shard, f"ids outside 0 to {self.vocab_size - 1}")
+        return tokens.astype(self.dtype).reshape(len(lengths), length)
