@@ -16,7 +16,7 @@ from tensorflow_datasets.core import splits
 from looped.data.corpus import SPLITS, Source, Split
 from looped.data.metadata import FORMAT_VERSION, PackMetadata
 from looped.data.packing import RULE_VERSION, EmptyDocuments, LongDocuments, Packer
-from looped.data.shards import DATASET, FORMAT, TEMPLATE
+from looped.data.shards import DATASET, FORMAT, TEMPLATE, shard_path
 from looped.data.tokenizers import Tokenizer, fingerprint_of, token_dtype
 from looped.jsonable import to_json
 
@@ -106,12 +106,11 @@ class PackedRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for index, row in enumerate(self._plan.packer().rows(documents)):
             yield index, {"tokens": row}
 
-    def describe(
-        self, directory: Path, metadata: PackMetadata, shards: dict[Split, tuple[list[int], int]]
-    ) -> None:
-        """Writes TFDS's files beside the shards in `directory`: for each split the rows of each, and bytes in all."""
+    def describe(self, directory: Path, metadata: PackMetadata, shards: dict[Split, list[int]]) -> None:
+        """Writes TFDS's files beside the shards in `directory`: the rows of each shard of a split."""
         infos = []
-        for split, (rows, size) in shards.items():
+        for split, rows in shards.items():
+            size = sum(shard_path(directory, split, i).stat().st_size for i in range(len(rows)))
             template = tfds.core.ShardedFileTemplate(
                 data_dir=epath.Path(directory),
                 template=TEMPLATE,

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grain
@@ -19,9 +19,11 @@ import numpy as np
 from etils import epath
 
 from looped.data import published
+from looped.data import rows as row_sources
 from looped.data.corpus import SOURCES, SPLITS, Split, get_source
 from looped.data.metadata import read_metadata
 from looped.data.rows import RowSource
+from looped.data.shards import hash_file
 from looped.data.tokenizers import Tokenizer, get_tokenizer
 from looped.errors import UserError
 
@@ -100,11 +102,12 @@ class PackedData:
     def check_rows(self) -> None:
         """Reads every row of both splits; `UserError` where one is damaged or not what was written."""
         for split in SPLITS:
-            described = self.metadata.train if split == "train" else self.metadata.validation
             source, digest = self._rows(split), hashlib.sha256()
+            if self.shuffled:
+                _check_files(self, split, source.files)
             for first in range(0, len(source), 1024):
                 digest.update(source.take(range(first, min(first + 1024, len(source)))).data)
-            if self.shuffled and digest.hexdigest() != described.rows_hash:
+            if self.shuffled and digest.hexdigest() != self.metadata.split(split).rows_hash:
                 raise UserError(
                     f"{self.directory}: the {split} rows are not those that were written (their SHA-256 differs);"
                     " restore the files or, to make the data set again, delete it."
@@ -350,22 +353,31 @@ def _check_length(data: PackedData, sequence_length: int) -> None:
         )
 
 
+def _check_files(data: PackedData, split: Split, paths: Iterable[epath.PathLike]) -> None:
+    """Raises `UserError` where a shard's file is not byte for byte the one written (data made before has no hashes)."""
+    for path, digest in zip(paths, data.metadata.split(split).shard_hashes, strict=False):
+        if hash_file(path) != digest:
+            raise UserError(
+                f"{data.directory}: the {split} rows cannot be read ({epath.Path(path).name}: its SHA-256 is not"
+                " that of the file written); restore the file or, to make the data set again, delete it."
+            )
+
+
 def _open_rows(data: PackedData, split: Split) -> RowSource:
     """Opens a split's rows; `UserError` where they are not those that were written."""
     import tensorflow_datasets as tfds
 
-    described = data.metadata.train if split == "train" else data.metadata.validation
+    described = data.metadata.split(split)
     try:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         builder = tfds.builder_from_directory(data.directory)
         records = builder.as_data_source(split, deserialize_method=raw)  # pyright: ignore[reportCallIssue]
         info = builder.info.splits[split]
-        shards = [
-            (epath.Path(path).name, rows)
-            for path, rows in zip(info.filepaths, info.shard_lengths, strict=True)
-        ]
+        shards = list(zip(info.filepaths, info.shard_lengths, strict=True))
         if sum(rows for _, rows in shards) != described.statistics.rows:
             raise ValueError(f"{len(records)} rows, but {described.statistics.rows} were written")
+        if described.statistics.rows * (data.sequence_length + 1) * 2 <= row_sources.IN_MEMORY_BYTES:
+            _check_files(data, split, info.filepaths)
         return RowSource(
             records, builder.info.features, f"{data.directory}: the {split} rows", shards, described.rows_hash
         )

@@ -7,6 +7,7 @@ import json
 
 from etils import epath
 
+from looped.data.corpus import Split
 from looped.data.packing import LongDocuments, PackingStatistics
 from looped.data.tokenizers import fingerprint_of
 from looped.errors import UserError
@@ -41,7 +42,8 @@ class SplitMetadata:
 
     `text_hash` is over each document behind its length (8 bytes, little-endian).  For sources that are read from any
     place on it is a chain, so that packing can go on: h ← SHA-256(h ‖ length ‖ document) from an empty h.
-    `row_fill` is the part of the rows that holds tokens, `cropped_share` the part of the documents' tokens cropped.
+    `row_fill` is the part of the rows that holds tokens, `cropped_share` the part of the documents' tokens cropped,
+    `shard_hashes` the SHA-256 of each shard's file.
     """
 
     text_bytes: int
@@ -50,6 +52,7 @@ class SplitMetadata:
     statistics: PackingStatistics
     row_fill: float | None = None
     cropped_share: float | None = None
+    shard_hashes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,9 @@ class PackMetadata:
     validation: SplitMetadata
     tokenizer_file: TokenizerFile | None = None
     format_version: int = FORMAT_VERSION
+
+    def split(self, name: Split) -> SplitMetadata:
+        return self.train if name == "train" else self.validation
 
     @property
     def corpus_hash(self) -> str:

@@ -143,7 +143,7 @@ class _SplitPacking:
         self._split: Split = split
         self._state, self._features, self._progress = state, features, progress
         if state.split != split:
-            state.split, state.shard_rows, state.shard_bytes = split, [], 0
+            state.split, state.shard_rows, state.shard_hashes = split, [], []
             state.cursor, state.text_bytes, state.text_digest, state.packer = sources.START, 0, "", {}
         row_bytes = (plan.sequence_length + 1) * token_dtype(plan.tokenizer.vocab_size).itemsize
         self._rows_a_shard = max(1, shard_bytes // row_bytes)
@@ -182,9 +182,10 @@ class _SplitPacking:
 
     def _hash_finished_shards(self) -> None:
         """Takes up the hash of the rows so far, by which damage to a finished shard is found as well."""
-        for index, rows in enumerate(self._state.shard_rows):
+        facts = zip(self._state.shard_rows, self._state.shard_hashes, strict=True)
+        for index, (rows, digest) in enumerate(facts):
             path = shard_path(self._folder, self._split, index)
-            for block in read_shard(path, self._features, rows):
+            for block in read_shard(path, self._features, rows, digest):
                 self._rows_hash.update(block.data)
 
     def _write(self, rows: list[np.ndarray]) -> None:
@@ -196,14 +197,17 @@ class _SplitPacking:
             self._shard.write(row)
 
     def _finish_shard(self, cursor: sources.Cursor) -> None:
-        assert self._shard is not None
         state = self._state
-        state.shard_bytes += self._shard.close()
-        state.shard_rows.append(self._shard.rows)
-        self._shard = None
+        self._close_shard()
         state.cursor, state.packer = cursor, self._packer.state()
         state.text_bytes, state.text_digest = self._text.bytes, self._text.state
         state.save(self._folder)
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._state.shard_hashes.append(self._shard.close())
+            self._state.shard_rows.append(self._shard.rows)
+            self._shard = None
 
     def _end(self) -> None:
         self._write(self._packer.finish())
@@ -217,13 +221,10 @@ class _SplitPacking:
                 f"sequence_length is {plan.sequence_length}; the {self._split} text of {plan.source.name!r} has"
                 f" {statistics.document_tokens} tokens, not a full row: shorten it or add text."
             )
-        if self._shard is not None:
-            state.shard_bytes += self._shard.close()
-            state.shard_rows.append(self._shard.rows)
+        self._close_shard()
         state.finished[self._split] = {
             "metadata": to_json(self._metadata(statistics)),
             "shard_rows": state.shard_rows,
-            "bytes": state.shard_bytes,
         }
         state.packer = {}
         state.save(self._folder)
@@ -237,6 +238,7 @@ class _SplitPacking:
             statistics,
             row_fill=held / (statistics.rows * (self._plan.sequence_length + 1)),
             cropped_share=statistics.cropped_tokens / max(1, statistics.document_tokens),
+            shard_hashes=tuple(self._state.shard_hashes),
         )
 
     def _where(self, cursor: sources.Cursor) -> str:
@@ -320,7 +322,7 @@ def _finish(plan: PackPlan, folder: Path, state: PackState, builder: PackedRows)
         builder.describe(
             folder,
             metadata,
-            {split: (facts["shard_rows"], facts["bytes"]) for split, facts in state.finished.items()},  # pyright: ignore
+            {split: facts["shard_rows"] for split, facts in state.finished.items()},  # pyright: ignore
         )
         (folder / STATE_FILE).unlink()
     return metadata

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from looped.data.metadata import STATE_FILE
 from looped.data.rows import RowSource, frame_of
@@ -55,27 +57,36 @@ class ShardWriter:
             self._writer.write(self._frame[0] + row.tobytes() + self._frame[1])
         self.rows += 1
 
-    def close(self) -> int:
-        """Gives the file its own name, whole and on disk; returns its size in bytes."""
+    def close(self) -> str:
+        """Gives the file its own name, whole and on disk; returns the SHA-256 of its bytes."""
         with writing(self.path):
             self._writer.close()
             if count_rows(self._temporary) != self.rows:
                 raise OSError(f"{self._temporary.name} does not hold the rows written to it")
             _sync(self._temporary)
+            digest = hash_file(self._temporary)
             os.replace(self._temporary, self.path)
             _sync(self.path.parent)
-        return self.path.stat().st_size
+        return digest
 
 
-def read_shard(path: Path, features: Any, rows: int) -> Iterator[np.ndarray]:
-    """Yields the rows of a shard in blocks [n, T + 1]; `UserError` where they are not `rows`, or damaged."""
+def hash_file(path: epath.PathLike) -> str:
+    """Returns the SHA-256 of a file's bytes."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+
+
+def read_shard(path: Path, features: Any, rows: int, digest: str) -> Iterator[np.ndarray]:
+    """Yields the rows of a shard in blocks [n, T + 1]; `UserError` where it is not what was written."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     try:
+        if hash_file(path) != digest:
+            raise ValueError("its SHA-256 is not that of the file written")
         records = ArrayRecordDataSource([str(path)])
     except Exception as error:  # array_record raises many kinds
         raise UserError(f"{path} cannot be read ({error}); delete {path.parent} to pack again.") from None
-    source = RowSource(records, features, str(path.parent), [(path.name, rows)])
+    source = RowSource(records, features, str(path.parent), [(path, rows)])
     for start in range(0, rows, 1024):
         yield source.take(range(start, min(start + 1024, rows)))
 
@@ -114,8 +125,8 @@ def _sync(path: Path) -> None:
 class PackState:
     """How far a pack is: the plan's key, finished splits, and the one in work.
 
-    `shard_rows` are the rows of each finished shard of the split in work, `cursor` where its next document begins, and
-    `packer` the packer's state there.
+    `shard_rows` and `shard_hashes` are of each finished shard of the split in work, `cursor` where its next document
+    begins, and `packer` the packer's state there.
     """
 
     key: str
@@ -123,7 +134,7 @@ class PackState:
     finished: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     split: str = ""
     shard_rows: list[int] = dataclasses.field(default_factory=list)
-    shard_bytes: int = 0
+    shard_hashes: list[str] = dataclasses.field(default_factory=list)
     cursor: tuple[int, int] = (0, 0)
     text_bytes: int = 0
     text_digest: str = ""
