@@ -166,7 +166,7 @@ _QUICKSTART_ARMS = (
     Arm("full", recurrences=(1, 2, 4), injection="additive"),
     Arm("truncated", recurrences=(2, 4), injection="additive", truncated=True),
 )
-_QUICKSTART_WIDTHS: Widths = {8e10: (16, 32), 1.4e11: (16, 32), 2.4e11: (16, 32, 48)}
+_QUICKSTART_WIDTHS: Widths = {7e10: (16, 32), 1.2e11: (16, 32), 2e11: (32, 48)}
 
 # Ten layers allow r = 8, and r far apart says more about φ than r close together.
 _LAPTOP = dataclasses.replace(_QUICKSTART, looped_layers=8)
