@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import sys
-import time
 from typing import Annotated
 
 import tyro
 
 from looped.config import RunSpec
-from looped.text import clock
+from looped.text import ProgressLine, clock
 
 
 @dataclasses.dataclass
@@ -31,7 +30,13 @@ class Train:
         from looped.train import train
 
         directory = self.output or f"runs/{self.spec.run_id}"
-        with _ProgressLine() as progress:
+        line = ProgressLine()
+
+        def progress(step: int, steps: int, loss: float, tokens_per_second: float, left: float) -> None:
+            speed = f"{tokens_per_second:,.0f} tokens/s  {clock(left)} left"
+            line.show(f"step {step} of {steps}  loss {loss:.4f}  {speed}", last=step == steps)
+
+        with contextlib.closing(line):
             record = train(self.spec, directory, progress=progress)
         if record.status == "failed":
             print(f"Run {record.run_id} failed: {record.reason}. Its record is in {directory}.")
@@ -41,38 +46,6 @@ class Train:
             f" trained on {record.tokens:,} in {clock(record.train_seconds)}. Its record is in {directory}."
         )
         return 0
-
-
-class _ProgressLine:
-    """One line that is rewritten on a terminal; elsewhere a line now and then."""
-
-    def __init__(self):
-        self._live = sys.stderr.isatty()
-        self._seconds = 0.2 if self._live else 10.0
-        self._last = float("-inf")
-
-    def __call__(
-        self, step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float
-    ) -> None:
-        now = time.monotonic()
-        if now - self._last < self._seconds and step < steps:
-            return
-        self._last = now
-        speed = f"{tokens_per_second:,.0f} tokens/s  {clock(seconds_left)} left"
-        line = f"step {step} of {steps}  loss {loss:.4f}  {speed}"
-        print(
-            f"\r{line:<78}" if self._live else line,
-            end="" if self._live else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def __enter__(self) -> _ProgressLine:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self._live and self._last > float("-inf"):
-            print(file=sys.stderr)
 
 
 @dataclasses.dataclass

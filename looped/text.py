@@ -1,6 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and the line that tells how far something is."""
 
 from __future__ import annotations
+
+import sys
+import time
 
 
 def short(number: float) -> str:
@@ -17,3 +20,25 @@ def clock(seconds: float | None) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class ProgressLine:
+    """One line on stderr that is rewritten on a terminal; elsewhere a line now and then."""
+
+    def __init__(self):
+        self._live = sys.stderr.isatty()
+        self._seconds = 0.2 if self._live else 10.0
+        self._last = float("-inf")
+
+    def show(self, line: str, last: bool = False) -> None:
+        """Shows `line`, unless the one before is too recent and this is not the `last`."""
+        now = time.monotonic()
+        if now - self._last < self._seconds and not last:
+            return
+        self._last = now
+        end = "" if self._live else "\n"
+        print(f"\r{line:<78}" if self._live else line, end=end, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._live and self._last > float("-inf"):
+            print(file=sys.stderr)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import sys
-import time
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from looped.data.packing import EmptyDocuments, LongDocuments
 from looped.data.sources import SourceOptions
-from looped.text import clock
+from looped.text import ProgressLine, clock
 
 if TYPE_CHECKING:
     from looped.data.metadata import PackMetadata
@@ -72,8 +72,14 @@ class DataPack:
             self.empty_documents,
         )
         directory = self.output or str(data_root() / plan.name)
-        with _ProgressLine() as progress:
-            metadata = pack(plan, directory, _workers(self.workers, self.tokenizer), progress)
+        line = ProgressLine()
+        with contextlib.closing(line):
+            metadata = pack(
+                plan,
+                directory,
+                _workers(self.workers, self.tokenizer),
+                progress=lambda at: line.show(_progress(at)),
+            )
         print(f"{directory}: T = {metadata.sequence_length}, hash {metadata.hash}")
         print(_statistics(metadata))
         return 0
@@ -98,9 +104,15 @@ class DataCheck:
         return 0
 
 
-def _workers(given: int | None, tokenizer: str) -> int:
-    import os
+def _progress(at: PackProgress) -> str:
+    left = "" if at.seconds_left is None else f"  {clock(at.seconds_left)} left"
+    return (
+        f"{at.split}: {at.documents:,} documents ({at.documents / at.seconds:,.0f}/s)"
+        f"  {at.tokens / 1e6:,.1f} M tokens ({at.tokens / 1e6 / at.seconds:,.2f} M/s){left}"
+    )
 
+
+def _workers(given: int | None, tokenizer: str) -> int:
     if given is not None:
         return given
     cores = len(os.sched_getaffinity(0))
@@ -118,32 +130,3 @@ def _statistics(metadata: PackMetadata) -> str:
             f"{name:<12}{counted.rows:>12,}{counted.documents:>14,}{counted.document_tokens:>18,}{cropped:>10}{fill:>10}"
         )
     return "\n".join(lines)
-
-
-class _ProgressLine:
-    """One line that is rewritten on a terminal; elsewhere a line now and then."""
-
-    def __init__(self):
-        self._live = sys.stderr.isatty()
-        self._seconds = 0.2 if self._live else 10.0
-        self._last = float("-inf")
-
-    def __call__(self, at: PackProgress) -> None:
-        now = time.monotonic()
-        if now - self._last < self._seconds:
-            return
-        self._last = now
-        left = "" if at.seconds_left is None else f"  {clock(at.seconds_left)} left"
-        line = (
-            f"{at.split}: {at.documents:,} documents ({at.documents / at.seconds:,.0f}/s)"
-            f"  {at.tokens / 1e6:,.1f} M tokens ({at.tokens / 1e6 / at.seconds:,.2f} M/s){left}"
-        )
-        end = "" if self._live else "\n"
-        print(f"\r{line:<78}" if self._live else line, end=end, file=sys.stderr, flush=True)
-
-    def __enter__(self) -> _ProgressLine:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self._live and self._last > float("-inf"):
-            print(file=sys.stderr)

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -88,6 +89,7 @@ _tokenizer: Tokenizer
 
 def _begin(tokenizer: Tokenizer, parent: int) -> None:
     global _tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker is one core's
     _tokenizer = tokenizer
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

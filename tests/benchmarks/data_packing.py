@@ -4,11 +4,11 @@
     python tests/benchmarks/data_packing.py workers FOLDER [MB]       # default 40
     python tests/benchmarks/data_packing.py buffer
 
-`memory` makes JSON Lines files of that size in FOLDER (and removes them), packs them with 4 workers and bytes,
-T = 2048, and samples the resident sets of all processes, shared pages counted in each.  `workers` packs with a
-SentencePiece model of 32,000 pieces (from `mistral-common`, where that is installed) or a small byte-level BPE.
-`buffer` times the packer alone.  Documents are lines of the docstrings corpus, drawn anew, of log-normal lengths with
-a median of 2,000 characters.  CPU seconds are of all processes.
+`memory` makes JSON Lines files of that size in FOLDER (and removes them), packs them with 4 workers and bytes at
+T = 8192, as long a text as 2,048 subwords, and samples the resident sets of all processes, shared pages counted in
+each.  `workers` packs at T = 2048 with a SentencePiece model of 32,000 pieces (from `mistral-common`, where that is
+installed) or a small byte-level BPE.  `buffer` times the packer alone.  Documents are lines of the docstrings corpus,
+drawn anew, of log-normal lengths with a median of 2,000 characters.  CPU seconds are of all processes.
 """
 
 import json
@@ -16,6 +16,7 @@ import os
 import random
 import resource
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -30,28 +31,28 @@ from looped.data.packing import Packer
 from looped.data.sources import SourceOptions, make_source
 from looped.data.tokenizers import ByteTokenizer, get_tokenizer
 
-FILE_BYTES = 2**28
+FILE_BYTES = 250 * 10**6
 
 
 def write_corpus(folder, size):
-    """Files of `size` bytes in all, and one of 1/100 of that for validation."""
+    """Files of `size` bytes in all, those after the first being it again, and one of 1/100 of that for validation."""
     lines = [
         line for text in get_source("docstrings").documents("train") for line in text.splitlines() if line
     ]
-    rng, written, index = random.Random(0), 0, 0
-    while written < size:
-        index += 1
-        path = folder / f"part-{index:03d}.jsonl"
-        with path.open("w") as file:
-            while (at := file.tell()) < min(FILE_BYTES, size - written):
-                length, start, text = rng.lognormvariate(7.6, 1), rng.randrange(len(lines)), []
-                while length > 0:
-                    text.append(lines[start % len(lines)])
-                    length -= len(text[-1])
-                    start += 1 if rng.random() < 0.9 else rng.randrange(len(lines))
-                file.write(json.dumps({"text": "\n".join(text)}, ensure_ascii=False) + "\n")
-            written += at
-    (folder / "validation.jsonl").write_bytes(path.read_bytes()[: size // 100].rpartition(b"\n")[0] + b"\n")
+    rng, first = random.Random(0), folder / "part-000.jsonl"
+    with first.open("w") as file:
+        while file.tell() < min(FILE_BYTES, size):
+            length, start, text = rng.lognormvariate(7.6, 1), rng.randrange(len(lines)), []
+            while length > 0:
+                text.append(lines[start % len(lines)])
+                length -= len(text[-1])
+                start += 1 if rng.random() < 0.9 else rng.randrange(len(lines))
+            file.write(json.dumps({"text": "\n".join(text)}, ensure_ascii=False) + "\n")
+    for index in range(1, round(size / first.stat().st_size)):
+        os.link(first, folder / f"part-{index:03d}.jsonl")
+    (folder / "validation.jsonl").write_bytes(
+        first.read_bytes()[: int(size) // 100].rpartition(b"\n")[0] + b"\n"
+    )
 
 
 class Memory(threading.Thread):
@@ -76,7 +77,7 @@ class Memory(threading.Thread):
             self.samples.append(total)
 
 
-def timed_pack(folder, tokenizer, workers, sequence_length=2048):
+def timed_pack(folder, tokenizer, workers, sequence_length):
     source = make_source(
         str(folder / "part-*.jsonl"), SourceOptions(validation=str(folder / "validation.jsonl"))
     )
@@ -108,23 +109,25 @@ def line_of(metadata, seconds, used, samples):
 
 
 def memory(folder, sizes):
+    """Corpus and pack are made by a process each, so that none has memory of the one before."""
     for size in sizes:
-        corpus = folder / "corpus"
-        shutil.rmtree(corpus, ignore_errors=True)
-        corpus.mkdir(parents=True)
-        write_corpus(corpus, int(size * 1e9))
-        print(f"{size:g} GB, 4 workers:", line_of(*timed_pack(corpus, ByteTokenizer(), 4)), flush=True)
-        shutil.rmtree(corpus)
+        for step in ("corpus", "pack"):
+            subprocess.run([sys.executable, __file__, step, str(folder), str(size)], check=True)
+        shutil.rmtree(folder / "corpus")
+
+
+def make_corpus(folder, size):
+    shutil.rmtree(folder / "corpus", ignore_errors=True)
+    (folder / "corpus").mkdir(parents=True)
+    write_corpus(folder / "corpus", int(size * 1e9))
 
 
 def workers(folder, megabytes):
     corpus = folder / "corpus"
-    shutil.rmtree(corpus, ignore_errors=True)
-    corpus.mkdir(parents=True)
-    write_corpus(corpus, megabytes * 1e6)
+    make_corpus(folder, megabytes / 1000)
     hashes = set()
     for count in (0, 1, 2, 4):
-        result = timed_pack(corpus, subword(), count)
+        result = timed_pack(corpus, subword(), count, 2048)
         hashes.add(result[0].hash)
         print(f"{count} workers:", line_of(*result), flush=True)
     print("the same rows" if len(hashes) == 1 else "DIFFERENT ROWS")
@@ -165,7 +168,12 @@ def buffer():
 if __name__ == "__main__":
     kind, rest = sys.argv[1], sys.argv[2:]
     if kind == "memory":
-        memory(Path(rest[0]), [float(size) for size in rest[1:]] or [1, 2, 4])
+        memory(Path(rest[0]), rest[1:] or ["1", "2", "4"])
+    elif kind == "corpus":
+        make_corpus(Path(rest[0]), float(rest[1]))
+    elif kind == "pack":
+        packed = timed_pack(Path(rest[0]) / "corpus", ByteTokenizer(), 4, 8192)
+        print(f"{rest[1]} GB, 4 workers:", line_of(*packed), flush=True)
     elif kind == "workers":
         workers(Path(rest[0]), int(rest[1]) if len(rest) > 1 else 40)
     else:
