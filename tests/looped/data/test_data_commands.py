@@ -6,8 +6,9 @@ import pytest
 from vocabularies import TEXT, json_tokenizer
 
 from looped.__main__ import main
+from looped.config import DataConfig, ModelConfig, RunSpec
 from looped.data.loader import PackedData
-from looped.record import read_record
+from looped.train import new_record, prepare_data
 
 MODEL = [
     "--d-model",
@@ -58,17 +59,21 @@ def test_from_files_to_a_record(corpus, capsys):
     assert f"{data.metadata.train.statistics.document_tokens:,}" in shown
 
     (corpus / "tokenizer.json").unlink()  # the data set has its own
-    run = ["train", "--source", folder, "--sequence-length", "16", *MODEL, "--output", str(corpus / "run")]
-    assert main([*run, "--vocab-size", "401"]) == 0
-    record = read_record(corpus / "run")
-    assert record is not None
+    spec = RunSpec(
+        model=ModelConfig(vocab_size=401, sequence_length=16, d_model=16, n_heads=1),
+        data=DataConfig(source=folder),
+        steps=3,
+        batch_size=4,
+    )
+    record = new_record(spec, prepare_data(spec))
     assert record.tokenizer_fingerprint == data.tokenizer.fingerprint
     assert record.data_hash == data.hash
     assert record.epochs == pytest.approx(3 * 4 / data.train_rows)
+    run = ["train", "--source", folder, "--sequence-length", "16", *MODEL]
     assert main(["data", "check", folder]) == 0
     assert "every row is as it was written" in capsys.readouterr().out
 
-    assert main([*run[:-1], str(corpus / "other"), "--vocab-size", "257"]) == 2
+    assert main([*run, "--output", str(corpus / "other"), "--vocab-size", "257"]) == 2
     assert "vocab_size is 257; the data's tokenizer" in capsys.readouterr().err
     assert not (corpus / "other").exists(), "refused before anything was made"
 
