@@ -7,7 +7,7 @@ import functools
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from looped.data import files
@@ -364,9 +364,8 @@ def _open_hf(what: str, split: str) -> tuple[Any, dict]:
     try:
         if Path(what).expanduser().is_dir():
             loaded: Any = datasets.load_from_disk(str(Path(what).expanduser()))
-            if not isinstance(loaded, datasets.DatasetDict):
-                raise ValueError("the folder holds one split; save a DatasetDict")
-            dataset = loaded[split]
+            named = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+            dataset = _hf_slice(datasets, named, split)
         else:
             name, _, config = what.partition(":")
             dataset = datasets.load_dataset(name, config or None, split=split)
@@ -377,6 +376,17 @@ def _open_hf(what: str, split: str) -> tuple[Any, dict]:
         ) from None
     facts = {"name": what, "rows": len(dataset), "fingerprint": str(dataset._fingerprint)}
     return _HuggingFaceRows(dataset), facts
+
+
+def _hf_slice(datasets: Any, named: Mapping[str, Any], split: str) -> Any:
+    """What `load_dataset` makes of `split`, such as `train[:99%]`, from data sets that are loaded already."""
+    lengths = {name: len(dataset) for name, dataset in named.items()}
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+    except ValueError as error:
+        whole = next(iter(named))
+        raise ValueError(f"{error} Parts of one are, for example, {whole}[:99%] and {whole}[99%:]") from None
+    return datasets.concatenate_datasets([named[p.splitname].select(range(p.from_, p.to)) for p in parts])
 
 
 def _first_line(error: Exception) -> str:

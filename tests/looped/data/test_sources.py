@@ -210,3 +210,16 @@ def test_any_hugging_face_data_set_is_a_source(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"needs the library datasets: pip install 'looped\[datasets\]'"):
         make_source("hf:owner/poems:small")
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_saved_hugging_face_data_set_is_cut_as_one_from_the_hub_would_be(tmp_path, as_dict):
+    datasets = pytest.importorskip("datasets", reason="needs the optional library datasets")
+    saved = datasets.Dataset.from_dict({"text": [f"poem {i}" for i in range(500)]})
+    (datasets.DatasetDict({"train": saved}) if as_dict else saved).save_to_disk(str(tmp_path / "poems"))
+    cut = SourceOptions(train_split="train[:80%]", validation_split="train[80%:90%]")
+    source = make_source(f"hf:{tmp_path / 'poems'}", cut)
+    assert documents(source) == [f"poem {i}" for i in range(400)]
+    assert documents(source, "validation") == [f"poem {i}" for i in range(400, 450)]
+    with pytest.raises(UserError, match=r"split 'validation' cannot be opened .*train\[99%:\]"):
+        make_source(f"hf:{tmp_path / 'poems'}")
