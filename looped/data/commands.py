@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from looped.data.metadata import PackMetadata
     from looped.data.pack import PackProgress
 
+_MUCH = 0.2  # of the tokens cropped: a user should then know of the other rule
+
 
 @dataclasses.dataclass
 class DataPack:
@@ -82,6 +84,10 @@ class DataPack:
             )
         print(f"{directory}: T = {metadata.sequence_length}, hash {metadata.hash}")
         print(_statistics(metadata))
+        if self.long_documents == "crop" and (metadata.train.cropped_share or 0) > _MUCH:
+            print(
+                "Of a document longer than a row one row is used at most; --long-documents cut keeps the rest."
+            )
         return 0
 
 
@@ -115,7 +121,8 @@ def _progress(at: PackProgress) -> str:
 def _workers(given: int | None, tokenizer: str) -> int:
     if given is not None:
         return given
-    cores = len(os.sched_getaffinity(0))
+    own = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(own(0)) if own else os.cpu_count() or 1
     return 0 if tokenizer == "bytes" else max(1, cores - 1)  # bytes cost less than handing them over
 
 

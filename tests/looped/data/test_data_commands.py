@@ -56,6 +56,8 @@ def test_from_files_to_a_record(corpus, capsys):
     data = PackedData(folder)
     assert f"T = 16, hash {data.hash}" in shown
     assert "100.00%" in shown
+    assert data.metadata.train.cropped_share > 0.2
+    assert "--long-documents cut keeps the rest" in shown
     assert f"{data.metadata.train.statistics.document_tokens:,}" in shown
 
     (corpus / "tokenizer.json").unlink()  # the data set has its own
