@@ -229,7 +229,5 @@ SOURCES = {"docstrings": Docstrings}
 def get_source(name: str) -> Source:
     """Returns the source called `name`; `UserError` names the nearest ones."""
     if name not in SOURCES:
-        raise UserError(
-            f"source {name!r} is neither a known name nor a folder of prepared data.{nearest(name, SOURCES)}"
-        )
+        raise UserError(f"source {name!r} is not a known corpus.{nearest(name, SOURCES)}")
     return SOURCES[name]()

@@ -24,8 +24,9 @@ from looped.data.corpus import SOURCES, SPLITS, Split, get_source
 from looped.data.metadata import read_metadata
 from looped.data.rows import RowSource
 from looped.data.shards import hash_file
+from looped.data.sources import PRESETS
 from looped.data.tokenizers import Tokenizer, get_tokenizer
-from looped.errors import UserError
+from looped.errors import UserError, nearest
 
 if TYPE_CHECKING:
     import jax
@@ -262,14 +263,15 @@ def prepare(
     """Opens the data of `source` packed for `sequence_length` = T; makes it first where there is none yet.
 
     `source` is a known name, made once in the folder that the environment variable LOOPED_DATA names
-    (~/.cache/looped without one), or the folder of a prepared data set or of the published packed data.  Raises
+    (~/.cache/looped without one), or the folder of a prepared data set or of the published packed data, by its path
+    or by its name in LOOPED_DATA: a spec that gives a name is one run on every machine.  Raises
     `UserError` if it is neither, was packed for another T, or has another vocabulary than `vocab_size`, before
     anything is made.
     """
     if sequence_length < 1:
         raise UserError(f"sequence_length is {sequence_length}; it must be at least 1.")
-    if source not in SOURCES and epath.Path(source).expanduser().is_dir():
-        data = PackedData(epath.Path(source).expanduser())
+    if source not in SOURCES:
+        data = PackedData(_folder_of(source))
         if vocab_size is not None:
             data.check_model(vocab_size, sequence_length)
         _check_length(data, sequence_length)
@@ -292,6 +294,19 @@ def prepare(
                 f"LOOPED_DATA is {root}: cannot write there ({error}); name a folder that has room."
             ) from error
     return PackedData(directory)
+
+
+def _folder_of(source: str) -> epath.Path:
+    root = data_root()
+    for folder in (epath.Path(source).expanduser(), root / source):
+        if folder.is_dir():
+            return folder
+    fitting = source if source in PRESETS else "…"
+    raise UserError(
+        f"source {source!r} is neither a known name nor a folder of prepared data, nor one in {root}."
+        f"{nearest(source, SOURCES)} Another corpus is packed once: `looped data pack --source {fitting} --tokenizer …"
+        f" --output {root / epath.Path(source).name}`."
+    )
 
 
 def _prepare(plan: PackPlan, root: epath.Path, directory: epath.Path, alone: bool) -> None:

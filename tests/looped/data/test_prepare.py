@@ -178,6 +178,18 @@ def test_unknown_source():
         prepare("/no/such", 32)
 
 
+def test_a_presets_corpus_is_found_by_its_name_once_it_is_packed(small, tmp_path, monkeypatch):
+    """So that a published grid's runs have one id wherever their data lies."""
+    monkeypatch.setenv("LOOPED_DATA", str(tmp_path / "sets"))
+    with pytest.raises(
+        UserError, match=r"looped data pack --source fineweb-edu --tokenizer … --output .*sets/fineweb-edu`"
+    ):
+        prepare("fineweb-edu", 32)
+    packed = prepare("small", 32)
+    packed.directory.rename(tmp_path / "sets" / "fineweb-edu")
+    assert prepare("fineweb-edu", 32).hash == packed.hash
+
+
 def test_cache_that_cannot_be_written(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOOPED_DATA", str(tmp_path / "file" / "cache"))
