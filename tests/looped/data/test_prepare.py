@@ -238,6 +238,7 @@ def test_tokenizer_that_changed_since(small, monkeypatch):
         _ = data.tokenizer
 
 
+@pytest.mark.slow
 def test_the_default_corpus(tmp_path, monkeypatch):
     """Made from what is installed here: its size, the share held out, and batches that read as text."""
     monkeypatch.setenv("LOOPED_DATA", str(tmp_path))
