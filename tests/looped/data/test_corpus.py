@@ -132,5 +132,7 @@ def test_standard_library_files_are_its_own():
 
 
 def test_unknown_source_names_the_nearest():
-    with pytest.raises(UserError, match=r"source 'docstring' is not a known corpus. Did you mean 'docstrings'"):
+    with pytest.raises(
+        UserError, match=r"source 'docstring' is not a known corpus. Did you mean 'docstrings'"
+    ):
         get_source("docstring")
