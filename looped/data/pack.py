@@ -111,13 +111,15 @@ def _begin(plan: PackPlan, folder: Path) -> PackState | None:
     """Returns the state to go on from, or None where all is done; `UserError` where something else is there."""
     state = PackState.load(folder)
     if state is not None:
-        if state.key != plan.key:
+        # Without a finished shard there is nothing to lose, as after a first try with a mistake in it.
+        if state.key != plan.key and (state.finished or state.shard_rows):
             raise UserError(
                 f"{folder} holds an unfinished pack of another {_difference(state.plan, plan.decides)}; choose another"
                 " folder, or delete it."
             )
         remove_unfinished(folder, state)
-        return state
+        if state.key == plan.key:
+            return state
     if (folder / METADATA_FILE).exists():
         if read_metadata(epath.Path(folder)).key != plan.key:
             raise UserError(f"{folder} holds another finished data set; choose another folder, or delete it.")

@@ -196,9 +196,15 @@ def test_two_packs_into_one_folder(packed, plan, tmp_path):
     other = dataclasses.replace(plan, sequence_length=32)
     with pytest.raises(UserError, match=r"holds another finished data set; choose another folder"):
         pack(other, packed)
-    shards.PackState(other.key, other.decides).save(tmp_path)
+    shards.PackState(other.key, other.decides, shard_rows=[3], shard_hashes=["0"]).save(tmp_path)
     with pytest.raises(UserError, match=r"unfinished pack of another sequence_length; choose another folder"):
         pack(plan, tmp_path)
+
+
+def test_a_first_try_that_finished_nothing_does_not_hold_the_folder(packed, plan, tmp_path):
+    other = dataclasses.replace(plan, sequence_length=32)
+    shards.PackState(other.key, other.decides).save(tmp_path)
+    assert pack(plan, tmp_path, shard_bytes=SHARD).hash == PackedData(packed).hash
 
 
 def test_a_folder_that_holds_something_else(plan, tmp_path):
