@@ -27,6 +27,7 @@ from experiments.board import Board, Run, load
 from experiments.schedule import Schedule, program
 from looped.config import RunSpec
 from looped.errors import UserError
+from looped.machine import available_cores
 
 TRAIN = "looped.train:train"
 PREPARE = "looped.train:prepare_data"
@@ -249,13 +250,6 @@ class _Team:
     def _show(self) -> None:
         if self.view is not None:
             self.view.update(self.board)
-
-
-def available_cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _share_cores(workers: int) -> list[str]:

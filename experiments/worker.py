@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from looped.config import RunSpec
-from looped.errors import UserError
+from looped.errors import UserError, first_line
 
 _REPORT_SECONDS = 0.5  # between two reports of one run's progress
 
@@ -91,7 +91,7 @@ def _carry_out(connection: Connection, function: Any, kind: str, arguments: tupl
         return "refused", str(error)
     except Exception as error:
         traceback.print_exc()
-        return "crashed", f"{type(error).__name__}: {error}".partition("\n")[0]
+        return "crashed", first_line(error)
 
 
 class _Progress:

@@ -73,8 +73,8 @@ class Quickstart:
     def run(self) -> int:
         from experiments.console import run_sweep
         from experiments.presets import preset
-        from experiments.sweep import available_cores
         from fit.report import measure
+        from looped.machine import available_cores
 
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also in the workers, which inherit it
         result = run_sweep(

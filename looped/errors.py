@@ -14,6 +14,11 @@ class UserError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the error's kind and the first line of what it says, for a message about something of others' making."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns ` Did you mean 'x'?` and the valid names, to close an error about an unknown name."""
     valid = sorted(valid)

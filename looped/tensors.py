@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from looped.errors import UserError
+from looped.errors import UserError, first_line
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -115,8 +115,7 @@ def _read_pt(path: epath.Path) -> dict[str, np.ndarray]:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # of many kinds, by what is wrong
-            first_line = str(error).partition("\n")[0]
-            raise ValueError(f"{type(error).__name__}: {first_line}") from error
+            raise ValueError(first_line(error)) from error
     return {name: _from_torch(torch, tensor) for name, tensor in tensors.items()}
 
 

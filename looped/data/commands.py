@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from looped.data.packing import EmptyDocuments, LongDocuments
 from looped.data.sources import SourceOptions
+from looped.machine import available_cores
 from looped.text import ProgressLine, clock
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def _progress(at: PackProgress) -> str:
 def _workers(given: int | None, tokenizer: str) -> int:
     if given is not None:
         return given
-    own = getattr(os, "sched_getaffinity", None)  # not on macOS
-    cores = len(own(0)) if own else os.cpu_count() or 1
-    return 0 if tokenizer == "bytes" else max(1, cores - 1)  # bytes cost less than handing them over
+    return (
+        0 if tokenizer == "bytes" else max(1, len(available_cores()) - 1)
+    )  # bytes cost less than handing them over
 
 
 def _statistics(metadata: PackMetadata) -> str:

@@ -274,7 +274,8 @@ def prepare(
         data = PackedData(_folder_of(source))
         if vocab_size is not None:
             data.check_model(vocab_size, sequence_length)
-        _check_length(data, sequence_length)
+        else:
+            _check_length(data, sequence_length)
         return data
     from looped.data.builder import PackPlan
 

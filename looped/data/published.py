@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from looped.data import subword
 from looped.data.corpus import SPLITS, Split
 from looped.data.files import File, open_file
 from looped.data.metadata import PackMetadata, SplitMetadata, TokenizerFile, TokenizerMetadata
@@ -33,7 +34,6 @@ _NAMES: dict[Split, tuple[str, ...]] = {
 }
 _GROUPS = 4
 _VOCABULARY_KEYS = ("vocab_size", "vocabulary_size", "n_vocab", "vocab")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 def is_published(directory: epath.Path) -> bool:
@@ -61,7 +61,7 @@ class PublishedData:
         sizes, counts and statistics, so not every changed byte changes it."""
         train, validation = self.rows["train"], self.rows["validation"]
         bos = int(train.take([0])[0, 0])
-        file = next((name for name in _TOKENIZER_FILES if (self.directory / name).exists()), None)
+        file = next((name for name in subword.FILES if (self.directory / name).exists()), None)
         fingerprint = fingerprint_of({"kind": "published", "vocab_size": train.vocab_size, "bos": bos})
         return PackMetadata(
             key="published",
@@ -120,15 +120,16 @@ class ParquetRows:
         self.vocab_size = next(
             (int(meta[key]) for key in _VOCABULARY_KEYS if isinstance(meta.get(key), int)), VOCABULARY
         )
-        self._shards, self._ends, self._groups = list(shards), [], []
+        self._shards, self._groups, ends = list(shards), [], []
         digest, total = hashlib.sha256(), 0
         for i, shard in enumerate(self._shards):
             for group, rows in enumerate(self._row_groups(shard, digest)):
                 total += rows
                 self._groups.append((i, group))
-                self._ends.append(total)
+                ends.append(total)
         if not total:
             raise UserError(f"{shards[0].path}: the split is empty; fetch the data set whole.")
+        self._ends = np.array(ends)
         self.footers_hash = digest.hexdigest()
         self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
         self._lock = threading.Lock()
@@ -137,7 +138,7 @@ class ParquetRows:
         self.row_length = self._decode(0).shape[1]
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._ends[-1])
 
     def _row_groups(self, shard: File, digest) -> list[int]:
         import pyarrow.parquet as pq
@@ -164,7 +165,7 @@ class ParquetRows:
     def take(self, indices: Sequence[int]) -> np.ndarray:
         """Returns rows [len(indices), T + 1]."""
         wanted = np.asarray(indices, np.int64)
-        groups = np.searchsorted(np.asarray(self._ends), wanted, side="right")
+        groups = np.searchsorted(self._ends, wanted, side="right")
         rows = np.empty((len(wanted), self.row_length), self.dtype)
         with self._lock:
             for group in np.unique(groups):

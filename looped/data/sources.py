@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from looped.data import files
 from looped.data.corpus import SOURCES, SPLITS, Source, Split, get_source
 from looped.data.tokenizers import fingerprint_of
-from looped.errors import UserError, nearest
+from looped.errors import UserError, first_line, nearest
 
 Cursor = tuple[int, int]
 """Where a source is: (file, position in it); (0, documents) where it has no files."""
@@ -332,7 +332,7 @@ def _open_tfds(what: str, split: str) -> tuple[Sequence[Any], dict]:
         rows: Any = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]
     except Exception as error:  # TFDS raises many kinds
         raise UserError(
-            f"source 'tfds:{what}': split {split!r} cannot be opened ({_first_line(error)}). It must be prepared as"
+            f"source 'tfds:{what}': split {split!r} cannot be opened ({first_line(error)}). It must be prepared as"
             f" array_record: `tfds build {what} --file_format=array_record`, or `tfds convert_format` from another"
             " format; both may need TensorFlow (pip install 'looped[tensorflow]'), reading does not."
         ) from None
@@ -371,7 +371,7 @@ def _open_hf(what: str, split: str) -> tuple[Any, dict]:
             dataset = datasets.load_dataset(name, config or None, split=split)
     except Exception as error:  # the library raises many kinds
         raise UserError(
-            f"source 'hf:{what}': split {split!r} cannot be opened ({_first_line(error)}); check name, configuration"
+            f"source 'hf:{what}': split {split!r} cannot be opened ({first_line(error)}); check name, configuration"
             " (hf:NAME:CONFIG), split and network."
         ) from None
     facts = {"name": what, "rows": len(dataset), "fingerprint": str(dataset._fingerprint)}
@@ -387,7 +387,3 @@ def _hf_slice(datasets: Any, named: Mapping[str, Any], split: str) -> Any:
         whole = next(iter(named))
         raise ValueError(f"{error} Parts of one are, for example, {whole}[:99%] and {whole}[99%:]") from None
     return datasets.concatenate_datasets([named[p.splitname].select(range(p.from_, p.to)) for p in parts])
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

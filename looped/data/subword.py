@@ -12,9 +12,9 @@ import numpy as np
 from etils import epath
 
 from looped.data.tokenizers import Tokenizer, fingerprint_of, token_dtype
-from looped.errors import UserError
+from looped.errors import UserError, first_line
 
-JSON_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "tokenizer.model"
+JSON_FILE, SENTENCEPIECE_FILE = FILES = "tokenizer.json", "tokenizer.model"
 INSTALL = "pip install 'looped[text]'"
 USUAL_BOS = ("<s>", "<bos>", "<|begin_of_text|>", "<|bos|>", "<|endoftext|>", "[BOS]", "[CLS]")
 """Names under which vocabularies have their beginning of sequence; the first that is there is taken."""
@@ -24,7 +24,7 @@ def find(name: str) -> epath.Path | None:
     """Returns the file of the tokenizer called `name`, fetched from the hub where it is no path; None if neither."""
     path = epath.Path(name).expanduser()
     if path.is_dir():
-        files = [path / file for file in (JSON_FILE, SENTENCEPIECE_FILE) if (path / file).exists()]
+        files = [path / file for file in FILES if (path / file).exists()]
         if not files:
             raise UserError(
                 f"tokenizer {name!r}: the folder has neither {JSON_FILE} nor {SENTENCEPIECE_FILE}; name the file."
@@ -44,14 +44,14 @@ def _fetch(name: str) -> epath.Path:
         raise UserError(
             f"tokenizer {name!r} is a name on the Hugging Face hub: {INSTALL}, or give a path."
         ) from None
-    reason: Exception | None = None
-    for file in (JSON_FILE, SENTENCEPIECE_FILE):
+    reasons = []
+    for file in FILES:
         try:
             return epath.Path(huggingface_hub.hf_hub_download(name, file))
         except Exception as error:  # the hub's client raises many kinds
-            reason = reason or error
+            reasons.append(error)
     raise UserError(
-        f"tokenizer {name!r} cannot be had from the hub ({type(reason).__name__}: {str(reason).splitlines()[0]});"
+        f"tokenizer {name!r} cannot be had from the hub ({first_line(reasons[0])});"
         " check the name and the network, or give the path of a tokenizer.json or .model."
     )
 
@@ -101,8 +101,15 @@ class _Subword:
         """Returns the library's tokenizer, the number of ids and BOS."""
         raise NotImplementedError
 
+    def _model(self) -> bytes:
+        """Returns what decides the ids, in one form however the file is laid out."""
+        return self.content
+
     def _fingerprint(self) -> str:
-        raise NotImplementedError
+        digest = hashlib.sha256(self._model()).hexdigest()
+        return fingerprint_of(
+            {"kind": self.file, "model": digest, "added": list(self.added_tokens), "bos": self.bos}
+        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text [n], without BOS."""
@@ -160,12 +167,8 @@ class JsonTokenizer(_Subword):
         ids = engine.get_vocab(with_added_tokens=True)
         return engine, max(ids.values()) + 1, self._choose_bos(ids, None)
 
-    def _fingerprint(self) -> str:
-        model = json.dumps(json.loads(self.content), sort_keys=True)
-        digest = hashlib.sha256(model.encode()).hexdigest()
-        return fingerprint_of(
-            {"kind": self.file, "model": digest, "added": list(self.added_tokens), "bos": self.bos}
-        )
+    def _model(self) -> bytes:
+        return json.dumps(json.loads(self.content), sort_keys=True).encode()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -192,12 +195,6 @@ class SentencePieceTokenizer(_Subword):
         ids = own | {token: len(own) + i for i, token in enumerate(self.added_tokens)}
         bos = engine.bos_id()
         return engine, len(ids), self._choose_bos(ids, bos if bos >= 0 else None)
-
-    def _fingerprint(self) -> str:
-        digest = hashlib.sha256(self.content).hexdigest()
-        return fingerprint_of(
-            {"kind": self.file, "model": digest, "added": list(self.added_tokens), "bos": self.bos}
-        )
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._array(ids) for ids in self._engine.encode(list(texts), out_type=int, num_threads=1)]
