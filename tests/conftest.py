@@ -38,3 +38,15 @@ def packed_folder(tmp_path_factory):
         patch.setitem(corpus.SOURCES, "counting", Counting)
         patch.setenv("LOOPED_DATA", str(tmp_path_factory.mktemp("data")))
         return str(prepare("counting", 32).directory)
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch):
+    """gs://bucket, for this process and those it starts; it lies under `tmp_path`."""
+    import fake_bucket
+    from etils import epath
+
+    monkeypatch.setenv(fake_bucket.VARIABLE, str(tmp_path / "gs"))
+    monkeypatch.setattr(fake_bucket.backend.fsspec_backend, "_get_filesystem", None)
+    fake_bucket.install()
+    return epath.Path("gs://bucket")
