@@ -32,6 +32,9 @@ class Generation:
     name: str
     """As libtpu and this project name it."""
     hbm_bytes: int
+    usable_gib: float
+    """GiB of HBM that the compiler lets a program use on one device: what libtpu 0.0.42 names when it refuses one that
+    is too large.  (Of v5p that is a little more than what the page gives a chip.)"""
     peak_flops: float
     """Of bfloat16 products, FLOP/s."""
     hbm_bandwidth: float
@@ -88,6 +91,7 @@ GENERATIONS: dict[str, Generation] = {
         Generation(
             name="v4",
             hbm_bytes=32 * GIB,  # this, peak and HBM bandwidth: the page on v4
+            usable_gib=30.75,
             peak_flops=275e12,
             hbm_bandwidth=1200e9,
             ici_link_bandwidth=45e9,  # How to Scale Your Model; arXiv:2304.01433 has 50 GB/s
@@ -104,6 +108,7 @@ GENERATIONS: dict[str, Generation] = {
         Generation(
             name="v5e",
             hbm_bytes=16 * GIB,  # this, peak and HBM bandwidth: the page on v5e
+            usable_gib=15.75,
             peak_flops=197e12,
             hbm_bandwidth=819e9,
             ici_link_bandwidth=50e9,  # the page: 400 GB/s in both directions over 4 ports
@@ -120,6 +125,7 @@ GENERATIONS: dict[str, Generation] = {
         Generation(
             name="v5p",
             hbm_bytes=95 * GIB,  # all that follows to the bandwidths: the page on v5p
+            usable_gib=95.74,
             peak_flops=459e12,
             hbm_bandwidth=2765e9,
             ici_link_bandwidth=100e9,  # 1200 GB/s in both directions over 6 links
@@ -136,6 +142,7 @@ GENERATIONS: dict[str, Generation] = {
         Generation(
             name="v6e",
             hbm_bytes=32 * GIB,
+            usable_gib=31.25,
             peak_flops=918e12,
             hbm_bandwidth=1638e9,  # the table of TPU7x; the page on v6e has had 1600 and 1640
             ici_link_bandwidth=100e9,  # the page: 800 GB/s in both directions over 4 ports
@@ -152,6 +159,7 @@ GENERATIONS: dict[str, Generation] = {
         Generation(
             name="tpu7x",
             hbm_bytes=192 * GIB,  # all values: the table of TPU7x
+            usable_gib=94.75,
             peak_flops=2307e12,
             hbm_bandwidth=7380e9,
             ici_link_bandwidth=100e9,  # 1200 GB/s in both directions over 6 links
@@ -242,9 +250,9 @@ class Slice:
         return f"{self.generation.gke_machine}{self.chips_per_host}t"
 
     @property
-    def hbm_per_device(self) -> int:
-        """Bytes."""
-        return self.generation.hbm_bytes // self.generation.devices
+    def usable_hbm_per_device(self) -> int:
+        """Bytes of HBM that a program may use on one device."""
+        return int(self.generation.usable_gib * GIB)
 
     @property
     def peak_flops_per_device(self) -> float:
