@@ -30,6 +30,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "data check": ("looped.data.commands", "DataCheck"),
         "parameters": ("looped.model_commands", "Parameters"),
     },
+    "On TPU slices": {
+        "tpu launch": ("tpu_launch.commands", "TpuLaunch"),
+        "tpu watch": ("tpu_launch.commands", "TpuWatch"),
+        "tpu list": ("tpu_launch.commands", "TpuList"),
+        "tpu delete": ("tpu_launch.commands", "TpuDelete"),
+    },
     "With a trained model": {
         "eval": ("looped.inference_commands", "Eval"),
         "generate": ("looped.inference_commands", "Generate"),
