@@ -10,6 +10,8 @@ from typing import Literal
 
 from etils import epath
 
+from experiments import attempts
+from experiments.shares import training_flops
 from looped.config import RunSpec
 from looped.record import RunRecord, read_record
 from looped.text import short
@@ -21,8 +23,8 @@ State = Literal["waiting", "running", "done", "failed", "crashed"]
 class Run:
     """One run and where it stands.
 
-    `failed` is an outcome, in the run's record (a loss that is not finite); `crashed` means that
-    training raised or its process died, and the record still says that the run is under way.
+    `failed` is an outcome, in the run's record: a loss that is not finite, or too many attempts.  `crashed` means that
+    training raised or its process died in this sweep, and the record still says that the run is under way.
     """
 
     spec: RunSpec
@@ -37,6 +39,8 @@ class Run:
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     train_seconds: float | None = None
+    updated_at: str | None = None
+    attempts: attempts.Attempts = attempts.NONE
 
     @property
     def run_id(self) -> str:
@@ -45,11 +49,7 @@ class Run:
     @property
     def cost(self) -> float:
         """Training FLOPs."""
-        if self.spec.budget_flops is not None:
-            return self.spec.budget_flops
-        from looped.counting import flops_per_token, target_tokens
-
-        return target_tokens(self.spec) * flops_per_token(self.spec.model)
+        return training_flops(self.spec)
 
     @property
     def work_done(self) -> float:
@@ -64,7 +64,7 @@ class Run:
         self.begun = True
         self.loss, self.reason = record.loss, record.reason
         self.step, self.steps = record.step, record.steps
-        self.train_seconds = record.train_seconds
+        self.train_seconds, self.updated_at = record.train_seconds, record.updated_at
         over = record.status != "running" and record.train_seconds
         self.tokens_per_second = record.tokens / record.train_seconds if over else None
 
@@ -104,8 +104,16 @@ def load(specs: Iterable[RunSpec], directory: epath.PathLike) -> list[Run]:
     root = epath.Path(directory)
     runs = [Run(spec, str(root / spec.run_id)) for spec in specs]
     with ThreadPoolExecutor(16) as pool:
-        for run, record in zip(runs, pool.map(lambda run: read_record(run.directory), runs), strict=True):
-            if record is not None:
-                run.take(record)
-                run.was_there = run.state in ("done", "failed")
+        list(pool.map(_read, runs))
     return runs
+
+
+def _read(run: Run) -> None:
+    record = read_record(run.directory)
+    if record is not None:
+        run.take(record)
+    if run.state != "done":
+        run.attempts = attempts.read(run.directory)
+    if run.state == "failed" and run.attempts.again:
+        run.state, run.reason = "waiting", None
+    run.was_there = run.state in ("done", "failed")

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments import manifest, sweep
+from experiments import claims, manifest, sweep
 from experiments.board import Board, load
 from experiments.display import show, summary, table
 from experiments.grid import rows
@@ -81,7 +81,7 @@ def show_status(directory: str) -> None:
     if there is None:
         raise UserError(f"{directory} holds no sweep; name the folder that `looped sweep run` was given.")
     board = Board(load(there.specs, directory))
-    at_work = "a sweep is at work on it" if manifest.is_held(directory) else "no sweep is at work on it"
+    at_work = "a sweep is at work on it" if claims.holders(directory) else "no sweep is at work on it"
     Console().print(table(board.runs, f"sweep {there.preset} in {directory}: {summary(board)}; {at_work}"))
 
 

@@ -2,7 +2,7 @@
 
 Runs are trained by worker processes: a run that dies takes no other with it, workers share the cores
 out evenly, and the sweep itself needs no accelerator.  Interrupted or killed, the next call goes on
-from every run's last checkpoint.
+from every run's last checkpoint.  Several machines may each train a share of the sweep in one folder.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ import dataclasses
 import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from etils import epath
 
-from experiments import manifest
+from experiments import attempts, claims, manifest
 from experiments.board import Board, Run, load
+from experiments.claims import Claim
 from experiments.schedule import Schedule, program
+from experiments.shares import WHOLE, Share
 from looped.config import RunSpec
 from looped.errors import UserError
+from looped.files import is_remote
 from looped.machine import available_cores
+from looped.preemption import Preempted, raised_on_sigterm
 
 TRAIN = "looped.train:train"
 PREPARE = "looped.train:prepare_data"
@@ -63,55 +68,74 @@ def run(
     directory: epath.PathLike,
     *,
     preset: str,
+    share: Share = WHOLE,
     workers: int = 1,
     retry_failed: bool = False,
     view: View | None = None,
+    options: Mapping[str, Any] = {},
     train: str = TRAIN,
     prepare: str = PREPARE,
 ) -> Outcome:
-    """Trains every run of `specs` that `directory` lacks, each in `directory/<run id>`, up to `workers`
-    at once.
+    """Trains every run of `specs` that is of this `share` and that `directory` lacks, each in `directory/<run id>`, up
+    to `workers` at once; `options` are keywords for `train`.
 
-    Runs whose record says failed are left as they are unless `retry_failed`, which starts them afresh.
-    Raises
-    `UserError`, touching nothing, where the folder holds anything else or another sweep is at work on it, and
-    `KeyboardInterrupt` once the runs under way have saved.
+    Shares are those of the whole sweep in the folder, of which `specs` may be a part.  Runs whose record says failed
+    are left as they are unless `retry_failed`, which starts them afresh, or from their checkpoint if they were given up
+    (`experiments.attempts`).  Raises `UserError`, touching nothing, where the folder holds anything else or another
+    sweep is at work on it, and `KeyboardInterrupt` once the runs under way have saved: `Preempted` after SIGTERM.
     """
     if workers < 1:
         raise UserError(f"workers is {workers}; it must be at least 1.")
     root = epath.Path(directory)
-    manifest.check(root, specs)
-    with manifest.hold(root) as lock:
-        manifest.check(root, specs)
-        wanted = manifest.Manifest(preset, tuple(specs))
-        if manifest.read(root) != wanted:
-            manifest.write(root, wanted)
-        runs = load(specs, root)
-        if retry_failed:
-            for failed in (run for run in runs if run.state == "failed"):
-                epath.Path(failed.directory).rmtree()
-            runs = load(specs, root)
+    with opened(root, specs, preset, share, retry_failed) as (runs, claim):
         board = Board(runs)
         if not board.having("waiting"):
             return Outcome(tuple(board.runs), None)
-        log = _log_folder(root)
-        team = _Team(board, workers, lock, log, train, prepare, view)
-        try:
-            team.work()
-        except KeyboardInterrupt:
-            if view is not None:
-                view.stopping()
-            raise
-        finally:
-            team.dismiss()
+        log = _log_folder(root, share)
+        with raised_on_sigterm():
+            team = _Team(board, workers, claim.descriptor, log, train, prepare, view, options)
+            try:
+                team.work()
+            except KeyboardInterrupt:
+                if view is not None:
+                    view.stopping()
+                raise
+            finally:
+                team.dismiss()
         return Outcome(tuple(board.runs), str(log))
 
 
-def _log_folder(root: epath.Path) -> pathlib.Path:
-    if manifest.is_remote(root):
+@contextlib.contextmanager
+def opened(
+    root: epath.Path, specs: Sequence[RunSpec], preset: str, share: Share, retry_failed: bool
+) -> Iterator[tuple[list[Run], Claim]]:
+    """Holds the share while the context lasts; yields its runs among `specs`, as they stand, with the claim.
+
+    The folder's manifest is the whole sweep then.  Raises `UserError` as `run` does.
+    """
+    wanted = manifest.settle(root, preset, specs)
+    with claims.hold(root, share, wanted.fingerprint) as claim:
+        now = manifest.settle(root, preset, specs)  # as another may have left it since
+        if now.fingerprint != wanted.fingerprint:
+            raise UserError(f"output is {root}, whose sweep has just grown; give the same command again.")
+        if manifest.read(root) != wanted:
+            manifest.write(root, wanted)
+        own = share.run_ids(wanted.specs)
+        mine = [spec for spec in specs if spec.run_id in own]
+        runs = load(mine, root)
+        failed = [run for run in runs if run.state == "failed"] if retry_failed else []
+        for run in failed:
+            attempts.retry(run.directory)
+        yield (load(mine, root) if failed else runs), claim
+
+
+def _log_folder(root: epath.Path, share: Share) -> pathlib.Path:
+    if is_remote(root):
         return pathlib.Path(tempfile.mkdtemp(prefix="looped-sweep-"))
     log = pathlib.Path(root) / "logs"
-    log.mkdir(exist_ok=True)
+    if not share.is_whole:
+        log /= f"share-{share.index}-of-{share.count}"
+    log.mkdir(parents=True, exist_ok=True)
     return log
 
 
@@ -131,9 +155,10 @@ class _Worker:
 class _Team:
     """The workers of one sweep and what they are at."""
 
-    def __init__(self, board, workers, lock, log, train, prepare, view):
+    def __init__(self, board, workers, lock, log, train, prepare, view, options):
         self.board: Board = board
         self.lock, self.log, self.functions, self.view = lock, log, (train, prepare), view
+        self.options = dict(options)
         waiting = board.having("waiting")
         self.schedule = Schedule(waiting)
         data_sets = {(run.spec.data.source, run.spec.model.sequence_length): run.spec for run in waiting}
@@ -207,11 +232,13 @@ class _Team:
         if worker.run is not None:
             worker.program = program(worker.run)
             worker.run.state = "running"
-            worker.order("train", worker.run.spec, worker.run.directory)
+            worker.order("train", worker.run.spec, worker.run.directory, self.options)
 
     def _hear(self, worker: _Worker, kind: str, payload: Any) -> None:
         if kind == "refused":
             raise UserError(payload)
+        if kind == "stopped":  # the machine's SIGTERM came to the worker first
+            raise Preempted
         if kind == "prepared":
             self.unprepared.popleft()
             self._prepare_next(worker)
@@ -232,6 +259,8 @@ class _Team:
         """A worker's process has died: its run has crashed, and another worker takes its place."""
         del self.members[worker.connection]
         status = worker.process.wait()
+        if status == -signal.SIGTERM:
+            raise Preempted
         how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if worker.run is None:
             raise UserError(f"a worker process was {how} before it could train; see {worker.log}.")

@@ -2,7 +2,8 @@
 
 Started by `experiments.sweep`.  Its orders arrive on one end of a duplex pipe, its reports leave by it.
 When the other end closes, because the sweep ends, is interrupted or is killed, the run in hand is
-interrupted as by Ctrl-C, which lets it save.  Standard output and error are a log file.
+interrupted as by Ctrl-C, which lets it save; so it does on a SIGTERM of its own.  Standard output and error are a log
+file.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from experiments.attempts import attempt
 from looped.config import RunSpec
 from looped.errors import UserError, first_line
+from looped.preemption import raised_on_sigterm
 
 _REPORT_SECONDS = 0.5  # between two reports of one run's progress
 
@@ -39,15 +42,17 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
     busy = threading.Event()
     threading.Thread(target=_listen, args=(connection, orders, busy), daemon=True).start()
     try:
-        functions = {"train": _load(train), "prepare": _load(prepare)}
-        while (order := orders.get()) is not None:
-            kind, arguments = order
-            report = _carry_out(connection, functions[kind], kind, arguments)
-            _return_memory()
-            busy.clear()  # before the report, which brings the next order
-            _report(connection, *report)
+        with raised_on_sigterm():
+            functions = {"train": _load(train), "prepare": _load(prepare)}
+            while (order := orders.get()) is not None:
+                kind, arguments = order
+                report = _carry_out(connection, functions[kind], kind, arguments)
+                _return_memory()
+                busy.clear()  # before the report, which brings the next order
+                _report(connection, *report)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
+        _report(connection, "stopped", None)
 
 
 def _load(path: str) -> Any:
@@ -79,14 +84,18 @@ def _report(connection: Connection, kind: str, payload: Any) -> None:
 
 
 def _carry_out(connection: Connection, function: Any, kind: str, arguments: tuple) -> tuple[str, Any]:
-    """Returns (`finished`, record), (`prepared`, None), (`refused`, why: bad input) or (`crashed`, why)."""
+    """Returns (`finished`, record), (`prepared`, None), (`refused`, why: bad input) or (`crashed`, why).
+
+    A run that has crashed too often is finished, as failed.
+    """
     try:
         if kind == "prepare":
             function(*arguments)
             return "prepared", None
-        spec, run_dir = arguments
+        spec, run_dir, options = arguments
         print(f"\n== {spec.run_id}: {spec.arm}, r = {spec.model.recurrences}", file=sys.stderr, flush=True)
-        return "finished", function(spec, run_dir, progress=_Progress(connection, spec))
+        options = {"progress": _Progress(connection, spec)} | options
+        return "finished", attempt(spec, run_dir, function, options=options)
     except UserError as error:
         return "refused", str(error)
     except Exception as error:

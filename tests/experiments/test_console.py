@@ -166,7 +166,14 @@ def test_a_run_that_goes_on_is_shown_before_its_first_report(view):
     runs = board(1)
     [run] = runs.runs
     record = types.SimpleNamespace(
-        status="running", loss=None, reason=None, step=40, steps=100, tokens=1000, train_seconds=3.0
+        status="running",
+        loss=None,
+        reason=None,
+        step=40,
+        steps=100,
+        tokens=1000,
+        train_seconds=3.0,
+        updated_at="",
     )
     run.take(record)
     assert run.tokens_per_second is None, "the speed of a finished run alone is known from its record"

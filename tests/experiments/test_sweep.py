@@ -10,7 +10,7 @@ import time
 import fake_training
 import pytest
 
-from experiments import manifest, sweep
+from experiments import claims, manifest, sweep
 from looped.config import DataConfig, ModelConfig, RunSpec
 from looped.errors import UserError
 from looped.record import read_record
@@ -186,7 +186,7 @@ def start_slow_sweep(directory):
 def test_an_interrupted_or_killed_sweep_ends_its_workers_and_goes_on(tmp_path, monkeypatch, how):
     process, wanted = start_slow_sweep(tmp_path)
     try:
-        assert manifest.is_held(tmp_path)
+        assert claims.holders(tmp_path)
         with pytest.raises(UserError, match=f"process {process.pid}"):
             run(wanted, tmp_path)
     finally:
@@ -194,7 +194,7 @@ def test_an_interrupted_or_killed_sweep_ends_its_workers_and_goes_on(tmp_path, m
         _, errors = process.communicate(timeout=120)
     if how == signal.SIGINT:
         assert "KeyboardInterrupt" in errors
-        assert not manifest.is_held(tmp_path)  # it ended only once its workers had
+        assert not claims.holders(tmp_path)  # it ended only once its workers had
 
     monkeypatch.setenv("SLOW_STEP", "0.001")
     outcome = run(wanted, tmp_path)  # waits for the workers of a sweep that was killed
