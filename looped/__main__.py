@@ -31,6 +31,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "parameters": ("looped.model_commands", "Parameters"),
     },
     "On TPU slices": {
+        "tpu check": ("tpu_launch.check_commands", "TpuCheck"),
         "tpu launch": ("tpu_launch.commands", "TpuLaunch"),
         "tpu watch": ("tpu_launch.commands", "TpuWatch"),
         "tpu list": ("tpu_launch.commands", "TpuList"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ import numpy as np
 _BYTES = {
     "pred": 1,
     "token": 0,
-    "opaque": 0,
     **{f"{kind}{bits}": max(bits // 8, 1) for kind in "su" for bits in (2, 4, 8, 16, 32, 64)},
-    **{name: 2 for name in ("bf16", "f16")},
-    **{name: 4 for name in ("f32",)},
-    **{name: 8 for name in ("f64", "c64")},
+    "f16": 2,
+    "bf16": 2,
+    "f32": 4,
+    "f64": 8,
+    "c64": 8,
     "c128": 16,
 }
 COLLECTIVES = (
@@ -36,7 +38,9 @@ COLLECTIVES = (
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^}]*\})?")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
-_CALLED = re.compile(r"\b(calls|to_apply|body|condition|branch_computations|\w+_computation)=(\{[^}]*\}|%?[\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(calls|to_apply|body|condition|branch_computations|\w+_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+)
 _NAME = re.compile(r"%?([\w.\-]+)")
 
 
@@ -143,14 +147,16 @@ class Module:
             ends = [condition.instructions.get(name) for name in test.operands]
         direction = test.attribute(r"direction=(\w+)")
         values = [self._start_value(computation, loop, end) for end in ends]
-        if len(values) != 2 or None in values or direction not in ("LT", "LE", "GT", "GE"):
+        known_values = [value for value in values if value is not None]
+        if len(known_values) != 2 or direction not in ("LT", "LE", "GT", "GE"):
             return None
-        low, high = values if direction in ("LT", "LE") else reversed(values)
-        assert low is not None and high is not None
+        low, high = known_values if direction in ("LT", "LE") else reversed(known_values)
         return max(high - low + (direction in ("LE", "GE")), 0)
 
     @staticmethod
-    def _fused_operand(outer: Computation, fusion: Instruction, inner: Computation, name: str) -> Instruction | None:
+    def _fused_operand(
+        outer: Computation, fusion: Instruction, inner: Computation, name: str
+    ) -> Instruction | None:
         inside = inner.instructions[name]
         if inside.opcode != "parameter":
             return inside
@@ -197,7 +203,9 @@ def parse(text: str) -> Module:
             current = {}
             computations[found[2]] = Computation(found[2], current)
             entry = found[2] if found[1] else entry
-    devices = [int(n) for n in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])]
+    devices = [
+        int(n) for n in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text[: text.find("\n")])
+    ]
     return Module(computations, entry, math.prod(devices))
 
 
@@ -254,7 +262,7 @@ class Collective:
     bytes: int
     dtype: str
     groups: np.ndarray
-    """[groups, devices of a group], as places in the program's order of the devices of one slice; across slices none."""
+    """[groups, devices of a group], as places in the program's order of one slice's devices; across slices none."""
     across_slices: bool
     overlaps: bool
     """Whether it runs while other work does: an asynchronous pair, or spread over the fusions of a product."""
@@ -321,7 +329,9 @@ def _collective(
 
 
 def _starts_it(where: Computation) -> bool:
-    return any('custom_call_target="AsyncCollectiveStart"' in i.attributes for i in where.instructions.values())
+    return any(
+        'custom_call_target="AsyncCollectiveStart"' in i.attributes for i in where.instructions.values()
+    )
 
 
 def _groups(instruction: Instruction, devices: int) -> np.ndarray:
@@ -361,9 +371,10 @@ def _mesh_groups(mesh: str, axes: str) -> np.ndarray:
     for name, size in sizes.items():
         cuts = sorted({1, size} | {n for own, before, part in wanted if own == name and part
                                    for n in (before, before * part)})  # fmt: skip
-        for before, after in zip(cuts, cuts[1:], strict=False):
+        for before, after in itertools.pairwise(cuts):
             is_wanted = any(
-                own == name and (not part or before_ <= before < before_ * part) for own, before_, part in wanted
+                own == name and (not part or before_ <= before < before_ * part)
+                for own, before_, part in wanted
             )
             (inside if is_wanted else kept).append(len(shape))
             shape.append(after // before)

@@ -1,4 +1,4 @@
-"""What a compiled program multiplies and moves in a step, loops included: FLOPs of its products, bytes to and from HBM."""
+"""What a compiled program multiplies and moves in a step, loops included: FLOPs of products, bytes of HBM."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def _moved(module: Module, where: Computation, instruction: Instruction) -> int:
         return 0
     if opcode == "copy-start":  # (target, source, context)
         return _slow(instruction.arrays[:2])
-    operands = [where.instructions[name].arrays for name in instruction.operands if name in where.instructions]
+    operands = [
+        where.instructions[name].arrays for name in instruction.operands if name in where.instructions
+    ]
     if opcode.endswith("-start") and opcode.removesuffix("-start") in COLLECTIVES:
         return _slow(instruction.arrays)
     if opcode in ("dynamic-slice", "gather", "slice"):
@@ -114,7 +116,8 @@ def _moved(module: Module, where: Computation, instruction: Instruction) -> int:
 def _read_of_parameter(inner: Computation, number: int, arrays: tuple[Array, ...]) -> int:
     """What a fusion reads of one operand: of one that it only slices, the slices; of one written in place, nothing."""
     name = next(
-        (i.name for i in inner.instructions.values() if i.opcode == "parameter" and i.literal == str(number)), None
+        (i.name for i in inner.instructions.values() if i.opcode == "parameter" and i.literal == str(number)),
+        None,
     )
     users = [i for i in inner.instructions.values() if name in i.operands]
     if users and all(u.opcode in ("dynamic-slice", "gather", "dynamic-update-slice") and u.operands[0] == name

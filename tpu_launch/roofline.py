@@ -52,7 +52,9 @@ class Roofline:
         return max(times, key=times.__getitem__)
 
 
-def roofline(cost: Cost, collectives: Iterable[Collective], slices: Slice, coordinates: np.ndarray) -> Roofline:
+def roofline(
+    cost: Cost, collectives: Iterable[Collective], slices: Slice, coordinates: np.ndarray
+) -> Roofline:
     """The times of a program of this `cost` and these `collectives`.
 
     `coordinates` [devices of one slice, axes of the torus] are the chips' places, in the program's order of devices.
