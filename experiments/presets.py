@@ -109,18 +109,18 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """A named set of runs."""
+    """A named set of runs: a grid, or whatever a function makes."""
 
     name: str
     summary: str
-    expand: Callable[[], tuple[RunSpec, ...]]
+    source: Grid | Callable[[], tuple[RunSpec, ...]]
 
     def specs(self, seeds: Sequence[int] = (), budgets: Sequence[float] = ()) -> tuple[RunSpec, ...]:
         """Its runs: once per seed where `seeds` is given, and of these `budgets` alone where any are.
 
         Raises `UserError` for a budget that the preset does not have.
         """
-        specs = self.expand()
+        specs = self.source.specs() if isinstance(self.source, Grid) else self.source()
         known = sorted({spec.budget_flops for spec in specs if spec.budget_flops is not None})
         for budget in budgets:
             if budget not in known:
@@ -241,8 +241,8 @@ HYPERCONNECT = Arm(
 )
 
 
-def _paper(arm: Arm) -> Callable[[], tuple[RunSpec, ...]]:
-    return Grid(_PAPER, _widths(PAPER_SIZES), (arm,)).specs
+def _paper(arm: Arm) -> Grid:
+    return Grid(_PAPER, _widths(PAPER_SIZES), (arm,))
 
 
 def _learning_rate_sweep() -> tuple[RunSpec, ...]:
@@ -278,12 +278,12 @@ _PRESETS = (
     Preset(
         "quickstart",
         "a small iso-depth grid on bytes of docstrings, both arms: minutes on a laptop's CPU",
-        Grid(_QUICKSTART, _QUICKSTART_WIDTHS, _QUICKSTART_ARMS).specs,
+        Grid(_QUICKSTART, _QUICKSTART_WIDTHS, _QUICKSTART_ARMS),
     ),
     Preset(
         "laptop",
         "the same with more budgets and widths: about an hour on a laptop's CPU",
-        Grid(_LAPTOP, _LAPTOP_WIDTHS, _LAPTOP_ARMS, _LAPTOP_BASELINE_SEEDS).specs,
+        Grid(_LAPTOP, _LAPTOP_WIDTHS, _LAPTOP_ARMS, _LAPTOP_BASELINE_SEEDS),
     ),
     Preset(
         "paper-vanilla", "the published grid: r = 1, 2, 4, 8 at six budgets, full backprop", _paper(VANILLA)
