@@ -13,7 +13,6 @@ Both would have trained the same numbers until then; a checkpoint or record in t
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import dataclasses
 import fcntl
@@ -21,6 +20,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import threading
 import time
@@ -257,7 +257,9 @@ def _keep(path: epath.Path, own: Holder, claim: Claim, ended: threading.Event) -
             other = _read(path, own.share)
             if other is not None and other.owner != own.owner:
                 claim.lost_to = other
-                _thread.interrupt_main()
+                main = threading.main_thread().ident
+                if main is not None:
+                    signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C: what is under way saves
                 return
             _beat(path, own)
 

@@ -27,6 +27,9 @@ def train(spec, run_dir, *, progress=None):
         calls.write(f"{os.getpid()} {start} {','.join(map(str, sorted(os.sched_getaffinity(0))))}\n")
     if spec.arm == "raises":
         raise RuntimeError("disk on fire")
+    if spec.arm == "raises-later" and not (directory / "mended").exists():
+        _write(directory, spec, status="running", step=7)
+        raise RuntimeError("disk on fire")
     if spec.arm == "dies-once" and before is None:
         _write(directory, spec, status="running", step=7)
         os.kill(os.getpid(), signal.SIGKILL)
