@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -103,60 +104,103 @@ def _compiled(compiled: Compiled, spec: Any, slices: Slice) -> dict[str, Any]:
 
 
 def show(checked: Sequence[Checked], slices: Slice, console: Console | None = None) -> None:
-    """Prints the table, what each number is, and a sentence on everything that is not well."""
+    """Prints the tables, what their numbers are, and a sentence on everything that is not well."""
     console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 140)  # where nothing wraps
     data = report(checked, slices)
-    console.print(_table(data, slices))
-    console.print(
-        f"step: at published speeds, products at {PRODUCT_EFFICIENCY:.0%} of peak; bound by the longest of products,"
-        " memory, links (within a slice) and network (between slices).  Latency and input are not in it.",
-        style="dim",
-        highlight=False,
-    )
+    console.print(_fit_table(data, slices))
+    console.print(_traffic_table(data))
+    console.print(_LEGEND, style="dim", highlight=False)
     for c in checked:
         for line in trouble(c, slices):
             console.print(Text(line))
     good = sum(c.fits for c in checked)
-    hours = "" if data["chip_hours"] is None else f"; about {data['chip_hours']:,.0f} chip-hours in all"
+    hours = "" if data["chip_hours"] is None else f"; about {_number(data['chip_hours'])} chip-hours in all"
     console.print(
         f"{good} of {len(checked)} programs ({data['runs']} runs) compile and fit on {slices}{hours}.",
         highlight=False,
     )
 
 
-def _table(data: dict[str, Any], slices: Slice) -> Table:
-    table = Table(title=f"{slices}: {slices.chips} chips", title_justify="left", title_style="bold")
-    columns = ("r", "k", "width", "runs", "mesh", "fits", "HBM GiB", "compile", "sent", "step", "bound", "MFU",
-               "longest run", "chip-hours")  # fmt: skip
+_LEGEND = (
+    "mesh: replica · fsdp · sequence · tensor.  step: at published speeds and"
+    f" {PRODUCT_EFFICIENCY:.0%} of peak in products, bound by the longest of products, memory, links (within a slice)"
+    " and network (between slices); latency and input are not in it.  Sent: MiB of results a device and step, by number"
+    " of operations."
+)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in ("mesh", "fits", "bound") else "right")
+    return table
+
+
+def _who(cell: dict[str, Any]) -> tuple[str, str]:
+    """Recurrences, with k where it is not all of them, and width."""
+    r, k = cell["recurrences"], cell["backprop_recurrences"]
+    return str(r) if k == r else f"{r} (k {k})", str(cell["d_model"])
+
+
+def _shown(cell: dict[str, Any]) -> dict[str, Any]:
+    """The part of a cell that the estimate is of: its remedy, where it needs one."""
+    return cell if cell["fits"] or cell["remedy"] is None else cell["remedy"]
+
+
+def _fit_table(data: dict[str, Any], slices: Slice) -> Table:
+    table = _table(
+        f"{slices}: {slices.chips} chips, {slices.generation.usable_gib:g} GiB usable a device",
+        ("r", "width", "runs", "mesh", "fits", "GiB", "compile", "PFLOP/step", "step", "bound", "MFU", "longest run",
+         "chip-hours"),
+    )  # fmt: skip
     for cell in data["cells"]:
-        shown = cell if cell["fits"] or cell["remedy"] is None else cell["remedy"]
-        sent = sum(c["bytes"] for c in shown["collectives"])
-        hours = sum(cell["chip_hours"].values())
+        shown, hours = _shown(cell), sum(cell["chip_hours"].values())
         table.add_row(
-            str(cell["recurrences"]),
-            str(cell["backprop_recurrences"]),
-            str(cell["d_model"]),
+            *_who(cell),
             str(len(cell["run_ids"])),
-            _mesh(shown["mesh"]),
+            "·".join(str(shown["mesh"].get(axis, "")) for axis in AXES) if shown["mesh"] else "",
             "[green]yes[/]" if cell["fits"] else "[red]no[/]",
-            ""
-            if cell["hbm_bytes"] is None
-            else f"{cell['hbm_bytes'] / GIB:.2f} of {slices.generation.usable_gib:g}",
+            "" if cell["hbm_bytes"] is None else f"{cell['hbm_bytes'] / GIB:.2f}",
             "" if cell["compile_seconds"] is None else f"{cell['compile_seconds']:.0f} s",
-            f"{sent / 2**20:,.0f} MiB" if shown["step_seconds"] else "",
+            _number(cell["model_flops_per_step"] / 1e15),
             _duration(shown["step_seconds"]),
             (shown["times"] or {}).get("bound", ""),
             "" if shown["mfu"] is None else f"{shown['mfu']:.0%}",
             clock(max(cell["run_seconds"].values(), default=None)),
-            f"{hours:,.1f}" if hours else "",
+            _number(hours) if hours else "",
         )
     return table
 
 
-def _mesh(mesh: dict[str, int]) -> str:
-    return " ".join(f"{axis} {mesh[axis]}" for axis in AXES if mesh.get(axis, 1) > 1)
+def _traffic_table(data: dict[str, Any]) -> Table:
+    """A column a kind of collective, those between slices apart."""
+
+    def kind(collective: dict[str, Any]) -> str:
+        return collective["kind"] + (" (network)" if collective["across_slices"] else "")
+
+    sums: dict[str, int] = {}
+    for cell in data["cells"]:
+        for collective in _shown(cell)["collectives"]:
+            sums[kind(collective)] = sums.get(kind(collective), 0) + collective["bytes"]
+    kinds = sorted(sums, key=lambda k: -sums[k])
+    table = _table("Sent in a step", ("r", "width", *kinds))
+    for cell in data["cells"]:
+        of_kind = {k: [c for c in _shown(cell)["collectives"] if kind(c) == k] for k in kinds}
+        table.add_row(
+            *_who(cell),
+            *(f"{sum(c['bytes'] for c in cs) / 2**20:,.0f} by {sum(c['count'] for c in cs)}" if cs else ""
+              for cs in of_kind.values()),
+        )  # fmt: skip
+    return table
+
+
+def _number(value: float) -> str:
+    """Two or three digits of a number that may be small."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _duration(seconds: float | None) -> str:

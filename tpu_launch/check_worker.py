@@ -16,6 +16,8 @@ from looped.jsonable import from_json, to_json
 from tpu_launch.compile_check import ENVIRONMENT, Compiled, Job, involuntary_rematerialisations
 
 ATTEMPTS = 2
+ARGUMENTS = ("-m", "tpu_launch.compile_check")
+"""Of Python, to start the worker."""
 
 
 class Worker:
@@ -63,7 +65,7 @@ class Worker:
             root = str(pathlib.Path(__file__).parents[1])
             path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), os.getcwd())))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tpu_launch.compile_check"],
+                [sys.executable, *ARGUMENTS],
                 env=os.environ
                 | ENVIRONMENT
                 | {"PYTHONPATH": path},  # the folder for mechanisms given as module:Class
