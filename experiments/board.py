@@ -81,6 +81,10 @@ class Board:
     def __init__(self, runs: list[Run]):
         self.runs = runs
         self.note = ""  # on what the sweep is at besides the runs
+        self.restart()
+
+    def restart(self) -> None:
+        """Has `seconds_left` go by the rate of work from now on."""
         self.started = time.monotonic()
         self._work_at_start = self._work()
 

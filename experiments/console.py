@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
-from experiments import claims, manifest, sweep
-from experiments.board import Board, load
-from experiments.display import show, summary, table
+from experiments import sweep
+from experiments.collect import collect, write_table
+from experiments.display import most_telling, room_for_runs, show, summary, table
 from experiments.grid import rows
 from experiments.presets import Preset
+from experiments.shares import WHOLE, Share
+from experiments.status import Status, read_status, sign_age, to_data, trouble
 from looped.config import RunSpec
-from looped.errors import UserError
+from looped.files import is_remote
 from looped.text import clock, short
 
 Columns = dict[str, Callable[[Any], str]]
@@ -32,6 +36,7 @@ class Result:
     directory: str
     outcome: sweep.Outcome
     seconds: float
+    share: Share = WHOLE
 
     @property
     def exit_status(self) -> int:
@@ -39,35 +44,56 @@ class Result:
 
 
 def run_sweep(
-    preset: str, specs: Sequence[RunSpec], directory: str | None, *, workers: int, retry_failed: bool = False
+    preset: str,
+    specs: Sequence[RunSpec],
+    directory: str | None,
+    *,
+    workers: int | None = 1,
+    share: Share = WHOLE,
+    retry_failed: bool = False,
+    options: Mapping[str, Any] = {},
 ) -> Result:
-    """Trains what `directory` (default runs/PRESET) lacks of `specs`, shows it and says how it ended."""
+    """Trains what `directory` (default runs/PRESET) lacks of this share of `specs`, shows it and says how it ended.
+
+    `workers` None trains in this process, one of several that have been joined; one of them shows and says.
+    """
     directory = directory or f"runs/{preset}"
     began = time.monotonic()
-    with show(f"sweep {preset} in {directory}") as view:
-        outcome = sweep.run(
-            specs, directory, preset=preset, workers=workers, retry_failed=retry_failed, view=view
-        )
-    result = Result(directory, outcome, time.monotonic() - began)
-    print("\n".join(_closing(result)), flush=True)
+    common = {"preset": preset, "share": share, "retry_failed": retry_failed, "options": options}
+    title = f"sweep {preset} in {directory}" + ("" if share.is_whole else f", share {share}")
+    if workers is None:
+        from experiments import joined
+        from looped import distributed
+
+        speaks = distributed.is_writer()
+        with show(title) if speaks else contextlib.nullcontext() as view:
+            outcome = joined.run(specs, directory, view=view, **common)
+    else:
+        speaks = True
+        with show(title) as view:
+            outcome = sweep.run(specs, directory, workers=workers, view=view, **common)
+    result = Result(directory, outcome, time.monotonic() - began, share)
+    if speaks:
+        print("\n".join(_closing(result)), flush=True)
     return result
 
 
 def _closing(result: Result) -> list[str]:
     outcome, total = result.outcome, len(result.outcome.runs)
     done = len(outcome.having("done"))
+    of = "" if result.share.is_whole else f" of share {result.share}"
     if outcome.log is None:
-        lines = [f"All {total} runs were there in {result.directory}: nothing to train."]
+        lines = [f"All {total} runs{of} were there in {result.directory}: nothing to train."]
     else:
         new = done + len(outcome.having("failed")) - outcome.there_before
         lines = [
-            f"{done} of {total} runs are done in {result.directory}:"
+            f"{done} of {total} runs{of} are done in {result.directory}:"
             f" {new} trained in {clock(result.seconds)}, {outcome.there_before} were there."
         ]
     for run in outcome.having("failed"):
         lines.append(f"Failed: {run.describe()} ({run.run_id}): {run.reason}.")
     if outcome.having("failed"):
-        lines.append("Failed runs stay as they are; --retry-failed starts them afresh.")
+        lines.append("Failed runs stay as they are; --retry-failed starts them again.")
     for run in outcome.having("crashed"):
         lines.append(f"Crashed: {run.describe()} ({run.run_id}): {run.reason}.")
     if outcome.having("crashed", "waiting"):
@@ -75,14 +101,74 @@ def _closing(result: Result) -> list[str]:
     return lines
 
 
-def show_status(directory: str) -> None:
-    """Prints a sweep's table; `UserError` where the folder holds no sweep."""
-    there = manifest.read(directory)
-    if there is None:
-        raise UserError(f"{directory} holds no sweep; name the folder that `looped sweep run` was given.")
-    board = Board(load(there.specs, directory))
-    at_work = "a sweep is at work on it" if claims.holders(directory) else "no sweep is at work on it"
-    Console().print(table(board.runs, f"sweep {there.preset} in {directory}: {summary(board)}; {at_work}"))
+def show_status(directory: str, as_json: bool = False, watch: bool = False) -> None:
+    """Prints a sweep's table, or JSON; `watch` shows it anew until every run is over.
+
+    `UserError` where the folder holds no sweep.
+    """
+    console, status = Console(), read_status(directory)
+    if watch and console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while not status.over:
+                live.update(_status_table(status, room_for_runs(console)), refresh=True)
+                time.sleep(_watch_seconds(directory))
+                status = read_status(directory)
+    elif watch:
+        said = None
+        while not status.over:
+            if (line := f"{summary(status.board)}; {_at_work(status)}") != said:
+                print(line, flush=True)
+            said = line
+            time.sleep(_watch_seconds(directory))
+            status = read_status(directory)
+    if as_json:
+        _print_json(to_data(status))
+        return
+    console.print(_status_table(status))
+    for line in _troubles(status):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _watch_seconds(directory: str) -> float:
+    return 15.0 if is_remote(directory) else 2.0
+
+
+def _status_table(status: Status, room: int | None = None) -> Table:
+    board = status.board
+    runs = board.runs if room is None else most_telling(board, room)
+    title = f"sweep {status.preset} in {status.directory}: {summary(board)}; {_at_work(status)}"
+    return table(runs, title, {run.run_id: sign_age(run) for run in runs})
+
+
+def _at_work(status: Status) -> str:
+    if not status.holders:
+        return "no sweep is at work on it"
+    return "; ".join(holder.describe() for holder in status.holders)
+
+
+def _troubles(status: Status) -> list[str]:
+    lines = [
+        f"Failed: {run.describe()} ({run.run_id}): {run.reason}." for run in status.board.having("failed")
+    ]
+    for run in status.board.runs:
+        if said := trouble(run):
+            lines.append(f"In trouble: {run.describe()} ({run.run_id}): {said}.")
+    return lines
+
+
+def collect_losses(directories: Sequence[str], output: str | None) -> None:
+    """Writes the losses table of `directories` to `output`, or prints it; says on stderr what it holds."""
+    collected = collect(directories)
+    if output is None:
+        sys.stdout.write(collected.to_csv())
+    else:
+        write_table(output, collected)
+    counts = ", ".join(
+        f"{collected.having(s)} {s}" for s in ("done", "running", "failed") if collected.having(s)
+    )
+    print(f"{output or 'losses'}: {len(collected.records)} runs, each once: {counts}.", file=sys.stderr)
+    for why in collected.unreadable:
+        print(f"Left out: {why}", file=sys.stderr)
 
 
 def print_presets(presets: Iterable[Preset], as_json: bool) -> None:
@@ -121,7 +207,7 @@ def print_runs(preset: Preset, as_json: bool) -> None:
     )
 
 
-def _print_json(value: list) -> None:
+def _print_json(value: list | dict) -> None:
     json.dump(value, sys.stdout, indent=1, allow_nan=False)
     print()
 

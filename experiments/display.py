@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -55,11 +55,16 @@ class Tables:
     def render(self) -> RenderableType:
         if self.board is None:
             return "starting …"
-        room = max(4, self.console.height - _FRAME_LINES)
-        return table(_most_telling(self.board, room), f"{self.title}: {summary(self.board)}")
+        room = room_for_runs(self.console)
+        return table(most_telling(self.board, room), f"{self.title}: {summary(self.board)}")
 
 
-def _most_telling(board: Board, room: int) -> list[Run]:
+def room_for_runs(console: Console) -> int:
+    """How many runs a table on this terminal may have."""
+    return max(4, console.height - _FRAME_LINES)
+
+
+def most_telling(board: Board, room: int) -> list[Run]:
     """About `room` runs in the board's order: those under way, some that are next and some that are over."""
     if len(board.runs) <= room:
         return board.runs
@@ -115,10 +120,12 @@ def summary(board: Board) -> str:
     return ", ".join(parts)
 
 
-def table(runs: Sequence[Run], title: str) -> Table:
-    """The runs as a table."""
+def table(runs: Sequence[Run], title: str, ages: Mapping[str, float | None] | None = None) -> Table:
+    """The runs as a table; with `ages`, seconds since their last sign of life by run id, as records tell of them."""
     seeds = any(run.spec.seed for run in runs)
     columns = ["arm", "r", "width", "budget", "state", "loss", "tokens/s", "left"]
+    if ages is not None:
+        columns[-2:] = ["step", "last sign"]
     if seeds:
         columns.insert(4, "seed")
     result = Table(title=title, title_justify="left", title_style="bold")
@@ -135,10 +142,20 @@ def table(runs: Sequence[Run], title: str) -> Table:
             *([str(spec.seed)] if seeds else []),
             _mark(run),
             "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-            clock(run.seconds_left) if run.state == "running" else "",
+            *(_progress(run) if ages is None else _sign(run, ages.get(run.run_id))),
         )
     return result
+
+
+def _progress(run: Run) -> tuple[str, str]:
+    speed = "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}"
+    return speed, clock(run.seconds_left) if run.state == "running" else ""
+
+
+def _sign(run: Run, age: float | None) -> tuple[str, str]:
+    if not run.begun or run.state == "done":
+        return "", ""
+    return f"{run.step:,} of {run.steps:,}" if run.steps else "", "" if age is None else f"{clock(age)} ago"
 
 
 def _mark(run: Run) -> str:

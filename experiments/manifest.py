@@ -41,7 +41,7 @@ class Manifest:
 
 
 def read(directory: epath.PathLike) -> Manifest | None:
-    """Returns the manifest in `directory`, or None; raises `UserError` if it is unreadable."""
+    """Returns the manifest in `directory`, or None; raises `UserError` if it cannot be read or understood."""
     path = epath.Path(directory) / MANIFEST_FILE
     try:
         data = json.loads(path.read_text())
@@ -49,6 +49,8 @@ def read(directory: epath.PathLike) -> Manifest | None:
         return None
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); name another folder.") from None
+    except Exception as error:
+        raise _unreachable(directory, error) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise UserError(
@@ -93,15 +95,16 @@ def settle(directory: epath.PathLike, preset: str, specs: Sequence[RunSpec]) -> 
 def _exists(root: epath.Path) -> bool:
     try:
         return root.exists()
-    except ImportError as error:  # gs:// needs a package of its own
-        raise UserError(
-            f"output is {root}, which cannot be reached ({first_line(error)}); pip install 'looped[gcs]'"
-        ) from None
     except Exception as error:
-        raise UserError(
-            f"output is {root}, which cannot be reached ({first_line(error)}); see that the bucket exists and that this"
-            " account may read it."
-        ) from None
+        raise _unreachable(root, error) from None
+
+
+def _unreachable(root: epath.PathLike, error: Exception) -> UserError:
+    if isinstance(error, ImportError):  # gs:// needs a package of its own
+        remedy = "pip install 'looped[gcs]'"
+    else:
+        remedy = "see that it exists and that this account may read it"
+    return UserError(f"{root} cannot be reached ({first_line(error)}); {remedy}")
 
 
 def write(directory: epath.PathLike, manifest: Manifest) -> None:

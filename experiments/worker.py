@@ -24,6 +24,7 @@ from typing import Any
 from experiments.attempts import attempt
 from looped.config import RunSpec
 from looped.errors import UserError, first_line
+from looped.leftovers import check_machine
 from looped.preemption import raised_on_sigterm
 
 _REPORT_SECONDS = 0.5  # between two reports of one run's progress
@@ -43,6 +44,7 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
     threading.Thread(target=_listen, args=(connection, orders, busy), daemon=True).start()
     try:
         with raised_on_sigterm():
+            check_machine(joined=False)  # before JAX takes the devices
             functions = {"train": _load(train), "prepare": _load(prepare)}
             while (order := orders.get()) is not None:
                 kind, arguments = order
@@ -50,6 +52,8 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
                 _return_memory()
                 busy.clear()  # before the report, which brings the next order
                 _report(connection, *report)
+    except UserError as error:
+        _report(connection, "refused", str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         _report(connection, "stopped", None)

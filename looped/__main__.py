@@ -22,8 +22,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Runs": {
         "grid": ("experiments.commands", "Grid"),
+        "plan": ("looped.plan_commands", "Plan"),
         "sweep run": ("experiments.commands", "SweepRun"),
         "sweep status": ("experiments.commands", "SweepStatus"),
+        "sweep collect": ("experiments.commands", "SweepCollect"),
         "train": ("looped.commands", "Train"),
         "data prepare": ("looped.commands", "DataPrepare"),
         "data pack": ("looped.data.commands", "DataPack"),
