@@ -8,7 +8,6 @@ noise eᵢ of a run's log loss is normal, in part its own and in part that of it
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,72 +15,19 @@ from typing import Any
 import numpy as np
 
 from fit.analysis import arm_rows
-from fit.budgets import group
 from fit.compare import evaluate
 from fit.identify import before_fitting
 from fit.law import Law
 from fit.losses import Losses
+from fit.noise import Noise
 from fit.prior import Prior
 from fit.solve import HUBER, Objective, jacobian
-from looped.errors import UserError
 
 _LAW = Law()
 _PHI = _LAW.names.index("phi")
+_NORMAL = 1.96
 WIDEST_SD = 0.5
 """A predicted sd above this is no answer: its interval is wider than the way from no worth (0) to full worth (1)."""
-_SAME_BUDGET = 0.05  # relative: budgets read from what runs spent differ by whole steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """Standard deviations of the log losses about the law: a run's own, and what the runs of a cell share.
-
-    The defaults are those of the published grid about its fit (`noise_about`), which is misfit more than chance: two
-    seeds of the laptop grid's r = 1 runs differ by no more than a sd of 0.004.
-    """
-
-    row: float = 0.0033
-    cell: float = 0.0018
-
-    def __post_init__(self):
-        for name in ("row", "cell"):
-            value = getattr(self, name)
-            if not 0 <= value < 1:
-                raise UserError(
-                    f"{name} noise is {value}; give the sd of the log losses, from 0 to below 1, such as 0.004."
-                )
-        if not self.row + self.cell:
-            raise UserError("row and cell noise are both 0; losses without noise need no plan.")
-
-    def influence(self, objective: Objective = HUBER) -> tuple[float, float]:
-        """(variance, covariance within a cell) of ψ(e)/E[ψ′], what takes the place of e in a fit by `objective`."""
-        total = math.hypot(self.row, self.cell)
-        if objective.kind == "squares":
-            return total**2, self.cell**2
-        k = objective.delta / total
-        inside = math.erf(k / math.sqrt(2))
-        density = math.exp(-(k**2) / 2) / math.sqrt(2 * math.pi)
-        square = inside - 2 * k * density + k**2 * (1 - inside)  # E[ψ²] in units of the total noise
-        points = np.linspace(-8, 8, 801)
-        weights = np.exp(-(points**2) / 2)
-        weights /= weights.sum()
-        errors = self.cell * points[:, None] + self.row * points
-        given_cell = np.clip(errors, -objective.delta, objective.delta) @ weights
-        return total**2 * square / inside**2, float(weights @ given_cell**2) / inside**2
-
-
-def noise_about(residuals: np.ndarray, cells: np.ndarray) -> Noise | None:
-    """The noise that log residuals [n] of runs in `cells` [n] show, by analysis of variance; None if too few repeat."""
-    _, cells = np.unique(cells, return_inverse=True)
-    sizes = np.bincount(cells)
-    n, count = len(cells), len(sizes)
-    if n - count < 2 or count < 3:
-        return None
-    means = np.bincount(cells, residuals) / sizes
-    within = ((residuals - means[cells]) ** 2).sum() / (n - count)
-    between = (sizes * (means - residuals.mean()) ** 2).sum() / (count - 1)
-    typical = (n - (sizes**2).sum() / n) / (count - 1)
-    return Noise(math.sqrt(within), math.sqrt(max(0.0, (between - within) / typical)))
 
 
 def planned_losses(rows: Sequence[Mapping[str, Any]], prior: Prior) -> Losses:
@@ -100,21 +46,6 @@ def planned_losses(rows: Sequence[Mapping[str, Any]], prior: Prior) -> Losses:
         loss[own] = evaluate(prior.of(arm), once[own], rec[own], r[own].astype(float), tokens[own])
     spent = [row["budget_flops"] or row["tokens"] * row["flops_per_token"] for row in rows]
     return Losses(r, once, rec, tokens, loss, np.array(spent), arms, columns["run_id"], columns, "published")
-
-
-def joined(one: Losses, other: Losses) -> Losses:
-    """The rows of two tables in one, budgets that are nearly equal made equal."""
-    names = dict.fromkeys([*one.columns, *other.columns])
-    arrays = {
-        field.name: np.concatenate([getattr(one, field.name), getattr(other, field.name)])
-        for field in dataclasses.fields(Losses)
-        if isinstance(getattr(one, field.name), np.ndarray)
-    }
-    if np.isfinite(arrays["budget"]).all():
-        arrays["budget"] = group(arrays["budget"], _SAME_BUDGET)
-    nothing = [(None,) * len(one), (None,) * len(other)]
-    columns = {n: (*one.columns.get(n, nothing[0]), *other.columns.get(n, nothing[1])) for n in names}
-    return dataclasses.replace(one, labels=(*one.labels, *other.labels), columns=columns, **arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +72,8 @@ class Design:
     def __init__(
         self, losses: Losses, prior: Prior, noise: Noise | None = None, objective: Objective = HUBER
     ):
-        self.losses = losses
-        variance, self._shared = (noise or Noise()).influence(objective)
+        self.losses, self.prior, self.noise = losses, prior, noise or Noise()
+        variance, self._shared = self.noise.influence(objective)
         self._own, self._unit = variance - self._shared, variance
         self.arms = losses.unnamed_arms
         self.quantities: tuple[tuple[str, str | None], ...] = (
@@ -223,6 +154,17 @@ class Design:
         return tuple(found)
 
 
+def in_words(predicted: Predicted) -> str:
+    """`φ of vanilla: sd 0.024, a 95 % interval of about ±0.047`, or why there is none."""
+    name = f"φ of {predicted.arm}"
+    if predicted.against is not None:
+        name = f"Δφ of {predicted.arm} − {predicted.against}"
+    if predicted.sd is None:
+        return f"{name}: not determined: {'; '.join(predicted.reasons)}."
+    doubts = "".join(f"; {doubt}" for doubt in predicted.doubts)
+    return f"{name}: sd {predicted.sd:.3f}, a 95 % interval of about ±{_NORMAL * predicted.sd:.3f}{doubts}."
+
+
 def worst(predicted: Sequence[Predicted]) -> float:
     """The largest sd; inf where any quantity has none."""
     return max(math.inf if p.sd is None else p.sd for p in predicted)
@@ -244,6 +186,5 @@ def _inverse(gram: np.ndarray) -> np.ndarray:
     size = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
     values, vectors = np.linalg.eigh(gram / (size[:, :, None] * size[:, None, :]))
     values = np.where(values > 1e-12 * values[:, -1:], values, np.nan)
-    return functools.reduce(np.matmul, (vectors / values[:, None, :], np.swapaxes(vectors, 1, 2))) / (
-        size[:, :, None] * size[:, None, :]
-    )
+    inverse = (vectors / values[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    return inverse / (size[:, :, None] * size[:, None, :])

@@ -7,12 +7,12 @@ import json
 import math
 from collections.abc import Mapping
 
-import numpy as np
 from etils import epath
 
 from fit.analysis import DEFAULTS, PointFit, fit_point
 from fit.law import Law
 from fit.losses import Losses
+from fit.noise import noise_about
 from looped.errors import UserError
 
 PUBLISHED: Mapping[str, float] = {
@@ -115,12 +115,12 @@ def _law_of(arm: object, where: str) -> dict[str, float] | None:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def prior_of(losses: Losses) -> tuple[Prior | None, dict[str, np.ndarray]]:
-    """(the laws fitted to each arm of `losses` that determines one, the log residuals [n] of those fits by arm)."""
+def prior_of(losses: Losses) -> tuple[Prior | None, list[str]]:
+    """(the laws fitted to the arms of `losses` that determine one, what the noise about each is), or (None, [])."""
     fits = [fit_point(losses, arm, losses.rows_of(arm), DEFAULTS) for arm in losses.arms]
     able = [f for f in fits if isinstance(f, PointFit) and not f.fit.at_bound]
     if not able:
-        return None, {}
+        return None, []
     sizes = losses.n_once + losses.n_rec
     prior = Prior(
         {f.arm: f.fit.parameters for f in able},
@@ -128,4 +128,11 @@ def prior_of(losses: Losses) -> tuple[Prior | None, dict[str, np.ndarray]]:
         (float(sizes.min()), float(sizes.max())),
         (float(losses.tokens.min()), float(losses.tokens.max())),
     )
-    return prior, {f.arm: f.fit.residuals for f in able}
+    return prior, [text for f in able if (text := _noise_words(losses, f))]
+
+
+def _noise_words(losses: Losses, fit: PointFit) -> str:
+    noise = noise_about(fit.fit.residuals, losses.cells("cell")[fit.index])
+    if noise is None:
+        return ""
+    return f"the losses of {fit.arm} lie about their law with noise {noise.row:.2g} a run and {noise.cell:.2g} a cell"

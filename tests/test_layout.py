@@ -13,6 +13,8 @@ ALLOWED = {
     "tpu_launch": {"tpu_launch", "experiments", "looped"},
     "fit": {"fit", "looped.record", "looped.errors", "looped.jsonable"},
 }
+JOINTS = {pathlib.Path("looped/__main__.py"), pathlib.Path("looped/plan_commands.py")}
+"""The command line joins the packages, each imported only when it is asked for."""
 SOURCES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -39,18 +41,19 @@ def test_there_are_sources_of_every_package():
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_a_file_imports_no_package_above_its_own(path):
-    if path == pathlib.Path("looped/__main__.py"):  # the command line joins them all
+    if path in JOINTS:
         return
     allowed = ALLOWED[path.parts[0]]
     own = [module for module in imported(path) if module.split(".")[0] in PACKAGES]
     assert not [module for module in own if not is_allowed(module, allowed)]
 
 
-def test_the_command_line_imports_the_other_packages_only_when_asked():
-    tree = ast.parse((ROOT / "looped/__main__.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", sorted(JOINTS), ids=str)
+def test_the_command_line_imports_the_other_packages_only_when_asked(path):
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     at_once = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name for node in at_once if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in at_once if isinstance(node, ast.ImportFrom)}
+    names |= {str(node.module) for node in at_once if isinstance(node, ast.ImportFrom)}
     ours = {name for name in names if name.split(".")[0] in PACKAGES}
     assert ours == {"looped.errors"}
 
