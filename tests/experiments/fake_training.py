@@ -6,6 +6,8 @@ import pathlib
 import signal
 import time
 
+import fake_bucket
+
 from looped.errors import UserError
 from looped.jsonable import to_json
 from looped.record import ParameterGroups, RunRecord, read_record
@@ -19,7 +21,7 @@ def prepare(spec):
 
 
 def train(spec, run_dir, *, progress=None):
-    directory = pathlib.Path(run_dir)
+    directory = local(run_dir)
     directory.mkdir(parents=True, exist_ok=True)
     before = read_record(run_dir)
     start = before.step if before else 0
@@ -48,7 +50,16 @@ def train(spec, run_dir, *, progress=None):
     return _write(directory, spec, status="done", step=STEPS, loss=3.0)
 
 
-def _write(directory, spec, *, status, step, loss=None, reason=None):
+def local(path):
+    """Where a path lies on this machine, gs:// included."""
+    text = os.fspath(path)
+    if text.startswith("gs://"):
+        return pathlib.Path(os.environ[fake_bucket.VARIABLE], text.removeprefix("gs://"))
+    return pathlib.Path(text)
+
+
+def _write(directory, spec, *, status, step, loss=None, reason=None, updated_at=""):
+    directory = local(directory)
     record = RunRecord(
         run_id=spec.run_id,
         status=status,
@@ -56,13 +67,13 @@ def _write(directory, spec, *, status, step, loss=None, reason=None):
         recurrences=spec.model.recurrences,
         backprop_recurrences=spec.model.k,
         d_model=spec.model.d_model,
-        n_once=1,
-        n_rec=1,
+        n_once=1000 * spec.model.d_model,
+        n_rec=2000 * spec.model.d_model,
         convention="published",
         parameters=ParameterGroups(1, 1, 1, 1, 1, 1, 1),
-        flops_per_token=1.0,
+        flops_per_token=(spec.budget_flops or 1e9) / 100_000,
         budget_flops=spec.budget_flops,
-        tokens=10,
+        tokens=100_000,
         steps=STEPS,
         seed=spec.seed,
         loss=loss,
@@ -73,12 +84,12 @@ def _write(directory, spec, *, status, step, loss=None, reason=None):
         versions={},
         device="none",
         started_at="",
-        updated_at="",
+        updated_at=updated_at,
         step=step,
         reason=reason,
     )
     folder = directory / "record"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "partial"
     partial.write_text(json.dumps(to_json(record)))
     partial.replace(folder / "metadata")
