@@ -15,6 +15,8 @@ _FREE = {
     "after-all", "partition-id", "replica-id", "opt-barrier", "domain",
 }  # fmt: skip
 """What moves nothing itself."""
+_FREE_CALLS = ("AllocateBuffer", "ConcatBitcast")
+"""Custom calls of a TPU's program that move nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,13 @@ def _moved(module: Module, where: Computation, instruction: Instruction) -> int:
     opcode = instruction.opcode
     if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0
+    if opcode == "custom-call" and instruction.attribute(r'custom_call_target="(\w+)"') in _FREE_CALLS:
+        return 0
     if opcode == "copy-start":  # (target, source, context)
         return _slow(instruction.arrays[:2])
+    if opcode == "slice-start":  # ((source), slice, context)
+        source, part = instruction.arrays[:2]
+        return part.bytes * (2 - source.fast - part.fast)
     operands = [
         where.instructions[name].arrays for name in instruction.operands if name in where.instructions
     ]

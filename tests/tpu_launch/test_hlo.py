@@ -163,11 +163,14 @@ ENTRY %main (stack: f32[100,8], i: s32[]) -> f32[100,8] {
   %i = s32[]{:S(6)} parameter(1)
   %row = f32[1,8]{1,0:S(1)} fusion(%stack, %i), kind=kLoop, calls=%take
   %doubled = f32[1,8]{1,0} add(%row, %row)
+  %room = f32[100,8]{1,0} custom-call(), custom_call_target="AllocateBuffer"
+  %fetch = ((f32[100,8]{1,0}), f32[2,8]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%stack), slice={[0:2], [0:8]}
+  %fetched = f32[2,8]{1,0:S(1)} slice-done(%fetch)
   ROOT %out = f32[100,8]{1,0} fusion(%stack, %doubled, %i), kind=kLoop, calls=%give
 }
 """)
-    # a row of 32 bytes read; doubled on the chip and written; read again and written into the stack
-    assert cost(module).hbm_bytes == 32 + 32 + 32 + 32
+    # a row of 32 bytes read; doubled on the chip and written; read again and written into the stack; two rows fetched
+    assert cost(module).hbm_bytes == 32 + 32 + 32 + 32 + 64
 
 
 def test_a_real_program_costs_what_is_written_down():
