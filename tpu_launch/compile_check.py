@@ -95,7 +95,7 @@ class Compiled:
     compile_seconds: float | None = None
     traffic: tuple[Traffic, ...] = ()
     flops: float | None = None
-    """Of matrix products a device and step, loops included."""
+    """Of matrix products a device and step, loops included; those of kernels are not seen."""
     xla_flops: float | None = None
     """The compiler's own count, loop bodies once."""
     moved_bytes: float | None = None
@@ -176,6 +176,7 @@ def compile_job(job: Job) -> Compiled:
     """Traces, compiles and reads one program; it says in its `status` what went wrong, and raises nothing."""
     import jax
 
+    from looped.counting import flops_per_token
     from looped.execution import Execution
     from looped.programs import build
 
@@ -204,11 +205,17 @@ def compile_job(job: Job) -> Compiled:
         reason = str(error).strip().splitlines()[0]
         return dataclasses.replace(so_far, status="too large", reason=reason, hbm_bytes=needed)
     so_far = dataclasses.replace(so_far, compile_seconds=round(time.monotonic() - traced, 2))
-    return _read(compiled, mesh, slices, so_far)
+    model_flops = flops_per_token(job.model) * job.batch_size * job.model.sequence_length / slices.devices
+    return _read(compiled, mesh, slices, model_flops, so_far)
 
 
-def _read(compiled: jax.stages.Compiled, mesh: Mesh, slices: Slice, so_far: Compiled) -> Compiled:
-    """Fills in what a compiled program says of itself."""
+def _read(
+    compiled: jax.stages.Compiled, mesh: Mesh, slices: Slice, model_flops: float, so_far: Compiled
+) -> Compiled:
+    """Fills in what a compiled program says of itself.  `model_flops` are a device's.
+
+    The estimate takes them where the program's are fewer: those of kernels are not in its text.
+    """
     import numpy as np
 
     from tpu_launch import hlo
@@ -220,7 +227,8 @@ def _read(compiled: jax.stages.Compiled, mesh: Mesh, slices: Slice, so_far: Comp
     devices: list[Any] = list(mesh.devices.flat)
     first = min(getattr(device, "slice_index", 0) for device in devices)
     places = np.array([d.coords for d in devices if getattr(d, "slice_index", 0) == first])
-    line = roofline(own_cost, sent, slices, places[:, : slices.generation.dimensions])
+    work = dataclasses.replace(own_cost, flops=max(own_cost.flops, model_flops))
+    line = roofline(work, sent, slices, places[:, : slices.generation.dimensions])
     stats: Any = compiled.memory_analysis()
     memory = Memory(
         arguments=stats.argument_size_in_bytes,
