@@ -60,7 +60,7 @@ def read(run_dir: epath.PathLike) -> Attempts:
 def write(run_dir: epath.PathLike, attempts: Attempts) -> None:
     """Replaces the file; none is left where there is nothing to say."""
     path = epath.Path(run_dir) / FILE
-    if attempts == NONE:
+    if not attempts.count and not attempts.again:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
         return

@@ -182,7 +182,7 @@ def start_slow_sweep(directory):
     return process, wanted
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_or_killed_sweep_ends_its_workers_and_goes_on(tmp_path, monkeypatch, how):
     process, wanted = start_slow_sweep(tmp_path)
     try:
@@ -192,8 +192,8 @@ def test_an_interrupted_or_killed_sweep_ends_its_workers_and_goes_on(tmp_path, m
     finally:
         process.send_signal(how)
         _, errors = process.communicate(timeout=120)
-    if how == signal.SIGINT:
-        assert "KeyboardInterrupt" in errors
+    if how != signal.SIGKILL:
+        assert ("KeyboardInterrupt" if how == signal.SIGINT else "Preempted") in errors
         assert not claims.holders(tmp_path)  # it ended only once its workers had
 
     monkeypatch.setenv("SLOW_STEP", "0.001")
@@ -205,3 +205,13 @@ def test_an_interrupted_or_killed_sweep_ends_its_workers_and_goes_on(tmp_path, m
         (_, start, _), (_, again, _) = calls(tmp_path, spec)
         assert int(start) == 0
         assert 4 <= int(again) < fake_training.STEPS
+
+
+def test_a_worker_that_is_told_to_stop_stops_the_sweep_once_all_have_saved(tmp_path):
+    process, wanted = start_slow_sweep(tmp_path)
+    worker = int(calls(tmp_path, wanted[0])[0][0])
+    os.kill(worker, signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert "Preempted" in errors
+    assert all(read_record(tmp_path / spec.run_id).step >= 4 for spec in wanted)
+    assert not any((tmp_path / spec.run_id / "attempts.json").exists() for spec in wanted)
