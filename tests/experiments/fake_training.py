@@ -58,9 +58,9 @@ def local(path):
     return pathlib.Path(text)
 
 
-def _write(directory, spec, *, status, step, loss=None, reason=None, updated_at=""):
-    directory = local(directory)
-    record = RunRecord(
+def made(spec, *, status, step, loss=None, reason=None, updated_at=""):
+    """The record of a run."""
+    return RunRecord(
         run_id=spec.run_id,
         status=status,
         arm=spec.arm,
@@ -88,6 +88,10 @@ def _write(directory, spec, *, status, step, loss=None, reason=None, updated_at=
         step=step,
         reason=reason,
     )
+
+
+def _write(directory, spec, **fields):
+    directory, record = local(directory), made(spec, **fields)
     folder = directory / "record"
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "partial"
