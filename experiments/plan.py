@@ -24,13 +24,14 @@ ASSUMED_MFU = 0.4
 class Machine:
     """What runs are made on, one after another: a slice, and how fast it is.
 
-    `checked` holds seconds by run id, of `looped tpu check`; runs that are not there take FLOPs / (peak × `mfu`).
+    `checked` holds seconds by run id, of `looped tpu check`, None where the run does not fit; runs that have none take
+    FLOPs / (peak × `mfu`).
     `price` is that of a chip-hour, in any currency.
     """
 
     slice: Slice
     mfu: float = ASSUMED_MFU
-    checked: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    checked: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     price: float | None = None
 
     def __post_init__(self):
@@ -90,8 +91,16 @@ class Plan:
     @property
     def checked(self) -> int:
         """Runs whose time comes from a check of their compiled program."""
+        return sum(self._check(run) is not None for run in self.runs)
+
+    @property
+    def too_large(self) -> int:
+        """Runs that a check has found too large for the machine."""
         known = {} if self.machine is None else self.machine.checked
-        return sum(run.spec.run_id in known for run in self.runs)
+        return sum(run.spec.run_id in known and self._check(run) is None for run in self.runs)
+
+    def _check(self, run: PlannedRun) -> float | None:
+        return None if self.machine is None else self.machine.checked.get(run.spec.run_id)
 
     def only(self, keep: Iterable[int]) -> Plan:
         """The plan of these of its runs."""
@@ -118,6 +127,7 @@ class Plan:
                 "mfu": machine.mfu,
                 "price": machine.price,
                 "checked_runs": self.checked,
+                "too_large_runs": self.too_large,
             },
         }
 
@@ -168,8 +178,8 @@ def machine_of(
     return Machine(about, share, seconds, price)
 
 
-def read_check(path: epath.PathLike) -> tuple[Slice, dict[str, float]]:
-    """(the slice, seconds by run id) of what `looped tpu check --json` wrote; programs that do not fit have none."""
+def read_check(path: epath.PathLike) -> tuple[Slice, dict[str, float | None]]:
+    """(the slice, seconds by run id) of what `looped tpu check --json` wrote; None for runs that do not fit."""
     path = epath.Path(path)
     remedy = "give a file that `looped tpu check --json FILE` wrote"
     try:
@@ -182,11 +192,12 @@ def read_check(path: epath.PathLike) -> tuple[Slice, dict[str, float]]:
         raise
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"check {path}: is no check of runs for a slice; {remedy}.") from None
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float | None] = {}
     for cell in cells:
         times = cell.get("run_seconds") if isinstance(cell, dict) else None
         if not isinstance(times, dict):
             raise UserError(f"check {path}: a cell has no run_seconds; {remedy}.")
+        seconds |= dict.fromkeys(map(str, cell.get("run_ids") or ()))
         for run_id, value in times.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise UserError(f"check {path}: run {run_id} takes {value!r} seconds; {remedy}.")

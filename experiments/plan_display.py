@@ -27,8 +27,11 @@ def costs(plan: Plan) -> str:
         how.append(f"{which} at an assumed {machine.mfu:.0%} of {short(machine.peak_flops)} FLOP/s")
     text = f"{first}; on {machine.slice} {clock(plan.seconds)} one after another, {hours:,.0f} chip-hours"
     if plan.money is not None:
-        text += f", {plan.money:,.0f} at {machine.price:g} a chip-hour"
-    return f"{text} ({', '.join(how)})."
+        text += f", {plan.money:,.0f} in money at {machine.price:g} a chip-hour"
+    text = f"{text} ({', '.join(how)})."
+    if plan.too_large:
+        text += f" {plan.too_large} of the runs do not fit there, as checked: give them a larger slice."
+    return text
 
 
 def runs_table(
