@@ -57,7 +57,7 @@ class Tracking:
         writer: bool = True,
     ):
         self._every = max(1, round(steps / POINTS))
-        self._steps = steps
+        self._steps, self._last = steps, start
         self._trackers: dict[str, Any] = {}
         if writer:
             self._open("the curve", lambda: Lines(epath.Path(run_dir) / FILE, start))
@@ -68,9 +68,13 @@ class Tracking:
     def point(
         self, step: int, loss: float, tokens_per_second: float | None, learning_rate_multiplier: float
     ) -> None:
-        """Notes the training loss of `step`, where the curve has a point: every so many steps and the last one."""
-        if not self._trackers or (step % self._every and step != self._steps):
+        """Notes the training loss of `step`, where the curve has a point: every so many steps and the last one.
+
+        A step that was noted already is passed over.
+        """
+        if not self._trackers or step <= self._last or (step % self._every and step != self._steps):
             return
+        self._last = step
         values = {
             "loss": float(loss),
             "tokens_per_second": None if tokens_per_second is None else round(float(tokens_per_second), 1),
@@ -120,7 +124,7 @@ class Lines:
         self._file = None
         self._write()
         if not is_remote(path):
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by `close`
+            self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 -- closed by `close`
             self._kept = []
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:

@@ -63,6 +63,15 @@ def test_a_run_that_resumes_drops_what_it_trains_again(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, 21))
 
 
+def test_a_step_is_noted_once(tmp_path):
+    tracking = track(tmp_path)
+    train(tracking, 1, 4)
+    tracking.point(4, 4.96, 10.0, 0.9)
+    train(tracking, 3, 6)
+    tracking.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_points_are_on_disk_once_a_checkpoint_is(tmp_path):
     tracking = track(tmp_path)
     train(tracking, 1, 5)
