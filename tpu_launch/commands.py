@@ -104,6 +104,7 @@ class TpuLaunch:
     """Print what would be done as a shell script, with all files and manifests, and do nothing."""
 
     def run(self) -> int:
+
         from experiments.presets import preset
         from tpu_launch import operate
         from tpu_launch.store import check_output

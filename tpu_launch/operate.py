@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ def launch_sweep(
     engine = engine_of(launch)
     with outside() as run:
         _check_sweep(run, launch, specs)
-        is_new = _claim(run, launch, what)
+        is_new = _claim(run, launch, what, say)
         try:
             for each in engine.prepare():
                 run.run(each)
@@ -118,7 +119,7 @@ def _check_sweep(run: Outside, launch: Launch, specs: Sequence[RunSpec]) -> None
             raise UserError(str(error).replace(copy, launch.output)) from None
 
 
-def _claim(run: Outside, launch: Launch, what: Source) -> bool:
+def _claim(run: Outside, launch: Launch, what: Source, say: Say) -> bool:
     """Leaves the launch in the sweep's folder and returns True, or finds the same one there."""
     there = store.read_launch(run, launch.output)
     if there is None:
@@ -132,12 +133,20 @@ def _claim(run: Outside, launch: Launch, what: Source) -> bool:
         there = store.read_launch(run, launch.output)  # somebody launches at the same moment
     if there is None or there == launch:
         return False
+    if dataclasses.replace(there, source=launch.source) == launch:
+        for each in [
+            *what.calls(launch),
+            store.write_call(store.launch_path(launch), store.launch_text(launch)),
+        ]:
+            run.run(each)
+        say(f"machines from now on install {launch.source}; those at work go on with {there.source}")
+        return False
     theirs, ours = to_json(there), to_json(launch)
-    field = next(name for name in ours if theirs[name] != ours[name])
+    field = next(name for name in ours if theirs[name] != ours[name] and name != "source")
     raise UserError(
         f"output is {launch.output}, which is launched already, where {field} is {theirs[field]!r} and not"
-        f" {ours[field]!r}; `looped tpu list {launch.output}` shows its machines, and `looped tpu delete"
-        f" {launch.output}` takes them away so that it can be launched otherwise."
+        f" {ours[field]!r}; `looped tpu list {shlex.quote(launch.output)}` shows its machines, and `looped tpu delete"
+        f" {shlex.quote(launch.output)}` takes them away so that it can be launched otherwise."
     )
 
 
@@ -168,7 +177,7 @@ def _start(run: Outside, launch: Launch, engine: Engine, seen: Seen, say: Say) -
             )
             raise CallError(
                 f"{failed} Share {action.share}/{launch.shares} was not started; {state}. The same command goes on from"
-                f" there; `looped tpu delete {launch.output}` takes all away.",
+                f" there; `looped tpu delete {shlex.quote(launch.output)}` takes all away.",
                 failed.kind,
                 failed.stderr,
             ) from None

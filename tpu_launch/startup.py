@@ -16,6 +16,8 @@ from tpu_launch.marks import Mark
 from tpu_launch.store import is_bucket, mark_path
 
 PYTHON = "3.11"
+PAUSE = 20
+"""Seconds before an installation is tried again, and twice as many before the third time."""
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -68,7 +70,6 @@ def script(
     once: bool = False,
     secrets_by_gcloud: bool = True,
     exports: dict[str, str] | None = None,
-    pause: int = 20,
 ) -> str:
     """Returns the script of one share's machines.
 
@@ -88,7 +89,7 @@ def script(
         title=title,
         home=home,
         python=PYTHON,
-        pause=pause,
+        pause=PAUSE,
         log="" if once else "exec > >(trap '' TERM; exec tee -a log) 2>&1",
         fetch=fetch,
         requirement=requirement,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Literal
 
 from looped.errors import UserError
 from tpu_launch import store
-from tpu_launch.engine import Engine, Machine
+from tpu_launch.engine import Engine, Machine, engine_of
 from tpu_launch.launch import Launch
 from tpu_launch.marks import Mark
 from tpu_launch.names import machine_name
@@ -25,7 +26,10 @@ from tpu_launch.outside import Call, CallError, Outside, is_passing
 REFUSALS = 3
 """A share whose machines were refused this often in a row is given up, once no other is at work."""
 LEASE_FILE = "watch.json"
-LEASE_ROUNDS = 3  # without a sign of it before another may watch
+LEASE_ROUNDS, LEASE_SECONDS = (
+    3,
+    20.0,
+)  # rounds without a sign of it before another may watch, and the shortest of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Seen:
         """Whether the share gets no machines and nobody is left whose end could free some."""
         if self.ending(share) is not None or self.machine(share) is not None:
             return False
-        others = any(machine.state in ("running", "waiting") for machine in self.machines)
+        others = any(machine.state in ("running", "waiting", "deleting") for machine in self.machines)
         return self.refusals.get(share, 0) >= REFUSALS and not others
 
     @property
@@ -115,14 +119,16 @@ class Watch:
     def __init__(self, launch: Launch, engine: Engine, outside: Outside, say: Callable[[str], None]):
         self.launch, self.engine, self.outside, self.say = launch, engine, outside, say
         self.refusals: collections.Counter[int] = collections.Counter()
+        self._there: set[str] = set()
         self._said_failed: set[int] = set()
 
     def see(self) -> Seen:
         """Asks the engine and reads the marks."""
         machines = tuple(self.engine.machines(self.outside))
-        for machine in machines:
-            if machine.share is not None and machine.state == "running":
-                self.refusals.pop(machine.share, None)
+        there = {machine.name for machine in machines if machine.state in ("running", "waiting", "deleting")}
+        if self._there - there:  # some are gone, and what they held is free
+            self.refusals.clear()
+        self._there = there
         read = store.read_marks(self.outside, self.launch)
         return Seen(self.launch.shares, machines, read, dict(self.refusals))
 
@@ -164,6 +170,7 @@ class Watch:
         last: list[str] = []
         while True:
             lease.renew()
+            self._follow()
             seen = self._patiently(sleep, seconds)
             self.report(seen)
             lines = table(self.launch, seen)
@@ -179,6 +186,13 @@ class Watch:
                 if rounds <= 0:
                     return seen
             sleep(seconds)
+
+    def _follow(self) -> None:
+        """Takes over a launch that was made again meanwhile with another source: no machine is to get the old one."""
+        with contextlib.suppress(CallError):
+            now = store.read_launch(self.outside, self.launch.output)
+            if now is not None and now != self.launch:
+                self.launch, self.engine = now, engine_of(now)
 
     def _patiently(self, sleep: Callable[[float], None], seconds: float) -> Seen:
         """`see`, tried again where the network is at fault: a watch lasts for days."""
@@ -232,7 +246,7 @@ class _Lease:
 
     def renew(self) -> None:
         """Raises `UserError` where another watch has shown itself of late."""
-        if time.time() - self._written < self.seconds / 2:
+        if time.time() - self._written < max(self.seconds / 2, LEASE_SECONDS / 2):
             return
         other = self._read()
         if other and {key: other.get(key) for key in self.own} != self.own:
@@ -243,7 +257,7 @@ class _Lease:
                     f" ago; leave it to that, or end it and remove {self.path}."
                 )
         self._written = time.time()
-        text = self.own | {"time": self._written, "patience": LEASE_ROUNDS * max(self.seconds, 20.0)}
+        text = self.own | {"time": self._written, "patience": LEASE_ROUNDS * max(self.seconds, LEASE_SECONDS)}
         self.outside.run(store.write_call(self.path, json.dumps(text) + "\n"))
 
     def release(self) -> None:
