@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from looped.config import RunSpec
+from looped.execution import DEFAULT, Execution
 from looped.text import ProgressLine, clock
 
 
@@ -25,10 +26,18 @@ class Train:
         str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/RUN_ID)")
     ] = None
     """The run's folder."""
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = DEFAULT
+    """How it is carried out, which changes its loss by rounding alone."""
+    distributed: bool = False
+    """This is one of several processes that train the run together, such as the hosts of a TPU slice. Where the cluster
+    does not say who they are, set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
 
     def run(self) -> int:
+        from looped import distributed
         from looped.train import train
 
+        if self.distributed:
+            distributed.initialize()
         directory = self.output or f"runs/{self.spec.run_id}"
         line = ProgressLine()
 
@@ -37,7 +46,10 @@ class Train:
             line.show(f"step {step} of {steps}  loss {loss:.4f}  {speed}", last=step == steps)
 
         with contextlib.closing(line):
-            record = train(self.spec, directory, progress=progress)
+            shown = progress if distributed.is_writer() else None
+            record = train(self.spec, directory, progress=shown, execution=self.execution)
+        if not distributed.is_writer():
+            return int(record.status == "failed")
         if record.status == "failed":
             print(f"Run {record.run_id} failed: {record.reason}. Its record is in {directory}.")
             return 1

@@ -26,10 +26,11 @@ from looped.config import DataConfig, ModelConfig, RunSpec
 from looped.errors import UserError
 from looped.interop import config_to_reference, from_reference, to_reference
 from looped.optimizer import make_optimizer
+from looped.programs import TrainState
 from looped.record import RunRecord, write_record
 from looped.restore import load_run
 from looped.tensors import read_arrays, write_arrays
-from looped.train import TrainState, new_record
+from looped.train import new_record
 
 FOLDER = "published"
 _DTYPES = {np.dtype(t).name: np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)}

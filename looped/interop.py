@@ -18,7 +18,7 @@ from looped.config import ModelConfig
 from looped.errors import UserError, nearest
 from looped.jsonable import from_json
 from looped.model import LoopedLM
-from looped.optimizer import parameter_path
+from looped.parameters import parameter_path
 
 _FIELDS = {
     "sequence_len": "sequence_length",

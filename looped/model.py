@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +21,9 @@ from looped.attention import (
 )
 from looped.config import ModelConfig
 from looped.errors import UserError
+from looped.execution import Remat
 from looped.recurrence import injection_class, loop
+from looped.sharding import BATCH, constrain
 
 Array = jax.Array
 
@@ -42,29 +46,34 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x [..., in] → [..., out], no bias; the kernel is float32, the product in x's dtype."""
+    """x [..., in] → [..., out], no bias; the kernel is float32, the product in x's dtype.
 
-    def __init__(self, n_in: int, n_out: int, rngs: nnx.Rngs):
+    `divided` is how the kernel lies while it is used, gathered from wherever it is kept.
+    """
+
+    def __init__(self, n_in: int, n_out: int, rngs: nnx.Rngs, divided: tuple[str | None, str | None]):
         self.kernel = nnx.Param(_uniform(rngs.params(), (n_in, n_out)))
+        self.divided = divided
 
     def __call__(self, x: Array) -> Array:
-        return x @ self.kernel.get_value().astype(x.dtype)
+        return x @ constrain(self.kernel.get_value().astype(x.dtype), *self.divided)
 
 
 class Block(nnx.Module):
     """One pre-norm transformer layer: attention, then a squared-ReLU MLP."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, attention: str):
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.attention_norm = Norm(config)
-        self.query = Linear(d, d, rngs)
-        self.key = Linear(d, kv, rngs)
-        self.value = Linear(d, kv, rngs)
-        self.attention_out = Linear(d, d, rngs)
+        into, back = (None, "tensor"), ("tensor", None)
+        self.query = Linear(d, d, rngs, into)
+        self.key = Linear(d, kv, rngs, into)
+        self.value = Linear(d, kv, rngs, into)
+        self.attention_out = Linear(d, d, rngs, back)
         self.mlp_norm = Norm(config)
-        self.mlp_in = Linear(d, config.mlp_ratio * d, rngs)
-        self.mlp_out = Linear(config.mlp_ratio * d, d, rngs)
-        self.head_dim, self.epsilon = config.head_dim, config.norm_epsilon
+        self.mlp_in = Linear(d, config.mlp_ratio * d, rngs, into)
+        self.mlp_out = Linear(config.mlp_ratio * d, d, rngs, back)
+        self.head_dim, self.epsilon, self.attention = config.head_dim, config.norm_epsilon, attention
 
     def __call__(self, x: Array, at: Positions, cache: KeyValues | None) -> tuple[Array, KeyValues | None]:
         """x [B, T, D] → (its output, the cache [B, S, G, K] with the new keys and values in)."""
@@ -76,20 +85,40 @@ class Block(nnx.Module):
         q, k = (rms_normalise(rotate(y, at.cos, at.sin), self.epsilon) for y in (q, k))
         if cache is not None:
             k, v = cache = cache.write(k, v, at.slot)
-        x = x + self.attention_out(causal_attention(q, k, v, at.visible).reshape(*x.shape[:-1], -1))
-        return x + self.mlp_out(jnp.square(jax.nn.relu(self.mlp_in(self.mlp_norm(x))))), cache
+        q = constrain(q, BATCH, "sequence", "tensor", None)
+        k, v = (constrain(y, BATCH, None, "tensor", None) for y in (k, v))
+        attended = causal_attention(q, k, v, at.visible)
+        x = x + self.attention_out(attended.reshape(*x.shape[:-1], -1))
+        x = constrain(x, BATCH, "sequence", None)
+        h = constrain(self.mlp_in(self.mlp_norm(x)), BATCH, "sequence", "tensor")
+        return constrain(x + self.mlp_out(jnp.square(jax.nn.relu(h))), BATCH, "sequence", None), cache
 
 
-def _stack(n: int, config: ModelConfig, rngs: nnx.Rngs) -> Block | None:
+def _stack(n: int, config: ModelConfig, rngs: nnx.Rngs, attention: str) -> Block | None:
     """n blocks with every parameter stacked on a leading axis, or None for n = 0."""
     if n == 0:
         return None
-    make = nnx.split_rngs(splits=n)(nnx.vmap(lambda rngs: Block(config, rngs), in_axes=0, out_axes=0))
+    make = nnx.split_rngs(splits=n)(
+        nnx.vmap(lambda rngs: Block(config, rngs, attention), in_axes=0, out_axes=0)
+    )
     return make(rngs)
 
 
+_REMAT: dict[str, Callable[[Callable], Callable]] = {
+    "layer": jax.checkpoint,
+    "dots": functools.partial(
+        jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
+}
+
+
 def _apply_stack(
-    stack: Block | None, x: Array, at: Positions, cache: KeyValues | None, unroll: bool
+    stack: Block | None,
+    x: Array,
+    at: Positions,
+    cache: KeyValues | None,
+    unroll: bool = False,
+    remat: Remat = "none",
 ) -> tuple[Array, KeyValues | None]:
     """Scans the stacked blocks over x [B, T, D], so that the program's size does not grow with depth.
 
@@ -103,6 +132,7 @@ def _apply_stack(
         layer, cache = layer_and_cache
         return nnx.merge(graphdef, layer)(x, at, cache)
 
+    body = _REMAT.get(remat, lambda f: f)(body)
     return jax.lax.scan(body, x, (layers, cache), unroll=True if unroll else 1)
 
 
@@ -131,18 +161,28 @@ class Cache(NamedTuple):
 class LoopedLM(nnx.Module):
     """The looped language model of `config` (paper, section 2).
 
-    `unroll` unrolls the scans over layers and passes: the same function, faster on CPU, larger to compile.
+    `unroll` unrolls the scans over layers and passes: the same function, faster on CPU, larger to compile.  `remat` and
+    `attention` are as in `looped.execution.Execution`, the latter without `auto`.
     """
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, *, unroll: bool = False):
+    def __init__(
+        self,
+        config: ModelConfig,
+        rngs: nnx.Rngs,
+        *,
+        unroll: bool = False,
+        remat: Remat = "none",
+        attention: str = "xla",
+    ):
         self.config, self.unroll = config, unroll
+        self.remat: Remat = remat
         tables = (config.padded_vocab, config.d_model)
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), tables))
         self.unembedding = nnx.Param(0.001 * jax.random.normal(rngs.params(), tables))
         self.embedding_norm, self.pass_norm, self.final_norm = Norm(config), Norm(config), Norm(config)
-        self.prelude = _stack(config.prelude_layers, config, rngs)
-        self.recurrent_block = _stack(config.recurrent_layers, config, rngs)
-        self.coda = _stack(config.coda_layers, config, rngs)
+        self.prelude = _stack(config.prelude_layers, config, rngs, attention)
+        self.recurrent_block = _stack(config.recurrent_layers, config, rngs, attention)
+        self.coda = _stack(config.coda_layers, config, rngs, attention)
         self.injection = injection_class(config.injection)(config, rngs)
 
     def __call__(self, tokens: Array, recurrences: int | None = None) -> Array:
@@ -196,9 +236,11 @@ class LoopedLM(nnx.Module):
         config = self.config
 
         def run(stack: Block | None, x: Array, cache: KeyValues | None):
-            return _apply_stack(stack, x, at, cache, self.unroll)
+            return _apply_stack(stack, x, at, cache, self.unroll, self.remat)
 
-        x = self.embedding.get_value()[tokens].astype(config.compute_dtype)
+        # The table is gathered first: a look-up in a divided one makes the compiler move whole activations.
+        table = constrain(self.embedding.get_value(), None, None)
+        x = constrain(table[tokens].astype(config.compute_dtype), BATCH, "sequence", None)
         e, prelude_cache = run(self.prelude, self.embedding_norm(x), caches.prelude)
 
         entering = self.injection.prepare(e)
@@ -210,6 +252,8 @@ class LoopedLM(nnx.Module):
             kept = jax.tree.map(lambda x, new: x.at[i % len(x)].set(new), kept, own)
             return self.injection.leave(state, self.pass_norm(s), i), kept
 
+        if self.remat == "pass":
+            one_pass = jax.checkpoint(one_pass)
         carry = (self.injection.initial(e), caches.recurrent)
         state, recurrent_cache = loop(one_pass, carry, r, min(config.k, r), self.unroll)
         h, coda_cache = run(self.coda, self.injection.read(state), caches.coda)
@@ -217,6 +261,7 @@ class LoopedLM(nnx.Module):
 
     def unembed(self, h: Array) -> Array:
         """h [..., D] → capped logits [..., V] in float32, the vocabulary's padding cut off."""
-        logits = (h @ self.unembedding.get_value().astype(h.dtype).T)[..., : self.config.vocab_size]
+        table = constrain(self.unembedding.get_value().astype(h.dtype), None, None)
+        logits = (h @ table.T)[..., : self.config.vocab_size]
         cap = self.config.logit_cap
         return cap * jnp.tanh(logits.astype(jnp.float32) / cap)

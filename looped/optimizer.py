@@ -5,10 +5,13 @@ Rates are given at update time (`learning_rates=`), so that one compiled step se
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.core import Tracer
@@ -16,7 +19,9 @@ from jax.core import Tracer
 from looped.config import OptimizerConfig, RunSpec
 from looped.counting import reference_tokens, target_tokens
 from looped.errors import UserError
+from looped.parameters import STACKS, parameter_name
 from looped.recurrence import PerPass
+from looped.sharding import constrain, spread_axes
 
 Array = jax.Array
 GROUPS = ("matrix", "embedding", "unembedding", "norm", "per_pass")
@@ -45,15 +50,66 @@ def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
     would lose its direction; for n below 1e-5 it therefore becomes (1000·n)³, and a gradient and the same times 1e-9
     have one direction.  Zero stays zero.
     """
+    x, tall = _start(g, dtype), g.shape[-2] > g.shape[-1]
+    x = _iterate(x.mT if tall else x)
+    return (x.mT if tall else x).astype(g.dtype)
+
+
+def _start(g: Array, dtype: Any) -> Array:
+    """The first iterate of each matrix."""
     n = _norm(g)
-    x = (g / jnp.where(n > 0, 1.02 * n + jnp.minimum((1e3 * n) ** 3, 1e-6), 1)).astype(dtype)
-    tall = g.shape[-2] > g.shape[-1]
-    if tall:
-        x = x.mT
+    return (g / jnp.where(n > 0, 1.02 * n + jnp.minimum((1e3 * n) ** 3, 1e-6), 1)).astype(dtype)
+
+
+def _iterate(x: Array) -> Array:
+    """The five steps from x [..., m, n], m ≤ n."""
     for a, b, c in POLAR_EXPRESS:
         A = x @ x.mT
         x = a * x + (b * A + c * (A @ A)) @ x
-    return (x.mT if tall else x).astype(g.dtype)
+    return x
+
+
+def polar_factors(gradients: Any, dtype: Any = jnp.float32) -> Any:
+    """`polar_factor` of every matrix in a tree of [..., m, n].
+
+    On a mesh, matrices of one shape are iterated together, each whole on a device and different ones on different
+    devices: divided as parameters are, every one of 15 products would need all of it, and each device would repeat it.
+    """
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return jax.tree.map(lambda g: polar_factor(g, dtype), gradients)
+    leaves, tree = jax.tree.flatten(gradients)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, g in enumerate(leaves):
+        alike.setdefault(tuple(sorted(g.shape[-2:])), []).append(i)
+    for members in alike.values():
+        wide = [_wide(_start(leaves[i], dtype)) for i in members]
+        done = _iterate_spread(jnp.concatenate(wide))
+        ends = np.cumsum([len(w) for w in wide])[:-1]
+        for i, x in zip(members, jnp.split(done, ends), strict=True):
+            g = leaves[i]
+            leaves[i] = (x.mT if g.shape[-2] > g.shape[-1] else x).reshape(g.shape).astype(g.dtype)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _wide(x: Array) -> Array:
+    """x [..., m, n] as [matrices, min(m, n), max(m, n)]."""
+    x = x.reshape(-1, *x.shape[-2:])
+    return x.mT if x.shape[-2] > x.shape[-1] else x
+
+
+def _iterate_spread(x: Array) -> Array:
+    """`_iterate` of x [matrices, m, n] with the matrices spread over the devices, filled up with zeros to go round.
+
+    Before and after, the matrices lie divided over fsdp, so that the way there and back is an all-to-all.
+    """
+    matrices, rows = x.shape[:2]
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    axes = spread_axes(matrices)
+    parts = math.prod(sizes[axis] for axis in axes)
+    divided = "fsdp" if rows % sizes.get("fsdp", 1) == 0 else None
+    x = constrain(jnp.pad(x, ((0, -matrices % parts), (0, 0), (0, 0))), None, divided, None)
+    x = constrain(_iterate(constrain(x, axes, None, None)), axes, None, None)
+    return constrain(x, None, divided, None)[:matrices]
 
 
 def scale_by_polar(momentum: float = 0.95, dtype: Any = jnp.float32) -> optax.GradientTransformation:
@@ -66,7 +122,7 @@ def scale_by_polar(momentum: float = 0.95, dtype: Any = jnp.float32) -> optax.Gr
         del params
         trace = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, state.trace, updates)
         ahead = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, trace, updates)
-        return jax.tree.map(lambda g: polar_factor(g, dtype), ahead), optax.TraceState(trace)
+        return polar_factors(ahead, dtype), optax.TraceState(trace)
 
     return optax.GradientTransformation(init, update)
 
@@ -100,35 +156,29 @@ def hold_sphere(group: str = "matrix") -> optax.GradientTransformationExtraArgs:
 
 
 def _radius(path, w: Array) -> Array:
-    """‖W₀‖ of each matrix; `UserError` that names a parameter with a matrix of norm zero, unless traced."""
+    """‖W₀‖ of each matrix, checked unless traced."""
     radius = _norm(w)
-    if not isinstance(radius, Tracer) and not bool(jnp.all(radius > 0)):
-        raise UserError(
-            f"parameter {parameter_name(path)} has a matrix of norm zero; MuonH holds the initial norm, so initialise"
-            " it to something else."
-        )
+    if not isinstance(radius, Tracer):
+        check_norms({parameter_name(path): jnp.min(radius)})
     return radius
 
 
-def check_norms(params: nnx.State) -> None:
-    """Raises `UserError` that names a matrix of norm zero, for parameters whose optimizer starts inside `jit`."""
-    groups = parameter_groups(params)
-    jax.tree_util.tree_map_with_path(
-        lambda path, w, g: _radius(path, w) if g == "matrix" else None, params, groups
-    )
+def smallest_norms(params: nnx.State) -> dict[str, Array]:
+    """By name, the least norm of a matrix in each parameter of the group `matrix`: for `check_norms`, out of `jit`."""
+    groups = groups_by_name(params)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    named = {parameter_name(path): w for path, w in leaves}
+    return {name: jnp.min(_norm(w)) for name, w in named.items() if groups[name] == "matrix"}
 
 
-def parameter_path(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names on the way to a leaf of a parameter tree, as `jax.tree_util` or `nnx` give it."""
-    keys = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
-    if isinstance(path[-1], jax.tree_util.GetAttrKey):  # of an nnx.Variable, into the array it holds
-        keys.pop()
-    return tuple(keys)
-
-
-def parameter_name(path: tuple[Any, ...]) -> str:
-    """That path with dots: `recurrent_block.query.kernel`."""
-    return ".".join(parameter_path(path))
+def check_norms(norms: Mapping[str, Array]) -> None:
+    """Raises `UserError` that names a parameter with a matrix of norm zero."""
+    for name, norm in norms.items():
+        if not float(norm) > 0:
+            raise UserError(
+                f"parameter {name} has a matrix of norm zero; MuonH holds the initial norm, so initialise it to"
+                " something else."
+            )
 
 
 def muonh(
@@ -164,7 +214,7 @@ def parameter_groups(params: nnx.State) -> nnx.State:
             return name
         if isinstance(variable, PerPass):
             return "per_pass"
-        stacked = name in ("prelude", "recurrent_block", "coda")
+        stacked = name in STACKS
         return "matrix" if variable.get_value().ndim - stacked >= 2 else "norm"
 
     flat = nnx.to_flat_state(params)

@@ -84,7 +84,7 @@ class RunRecord:
     `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained
     on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).
     `spec` is the run's `RunSpec` as JSON; `epochs` how often the data is gone through, `tokenizer_fingerprint` which
-    tokenizer made it.
+    tokenizer made it; `execution` how the run was carried out (mesh, remat, precision), which is no part of its id.
     """
 
     run_id: str
@@ -115,6 +115,7 @@ class RunRecord:
     train_seconds: float = 0.0
     reason: str | None = None
     tokenizer_fingerprint: str | None = None
+    execution: dict[str, Any] = dataclasses.field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self):
@@ -123,10 +124,14 @@ class RunRecord:
 
 
 def write_record(run_dir: epath.PathLike, record: RunRecord) -> None:
-    """Replaces the record of `run_dir` atomically."""
+    """Replaces the record of `run_dir` atomically.  Of several processes, one calls it."""
+    import jax
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
         checkpointer.save(
             epath.Path(run_dir).absolute() / RECORD_FOLDER,
             args=ocp.args.JsonSave(to_json(record)),

@@ -42,7 +42,7 @@ def load_run(run_dir: epath.PathLike) -> TrainedRun:
         raise UserError(
             f"{os.fspath(run_dir)}: run {record.run_id} ({record.status}) has no checkpoint; train it first."
         )
-    state = checkpoints.restore(step, compiled(spec.model, spec.optimizer).init(spec.seed))
+    state = checkpoints.restore(step, compiled(spec.model, spec.optimizer).abstract)
     checkpoints.close()
     unroll = jax.default_backend() == "cpu"
     model = nnx.eval_shape(lambda: LoopedLM(spec.model, nnx.Rngs(0), unroll=unroll))

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import importlib.metadata
 import math
 import platform
-import signal
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from etils import epath
 from flax import nnx
+from jax.sharding import Mesh
 
 import looped
-from looped import counting
+from looped import counting, distributed
 from looped.checkpoint import Checkpoints
 from looped.config import ModelConfig, OptimizerConfig, RunSpec
 from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
-from looped.jsonable import to_json
-from looped.loss import cross_entropy, cross_entropy_sum
-from looped.model import LoopedLM
-from looped.optimizer import decay, learning_rates, make_optimizer
+from looped.execution import DEFAULT, Execution, describe, mesh_for
+from looped.jsonable import from_json, to_json
+from looped.optimizer import decay, learning_rates
+from looped.preemption import Preemption
+from looped.programs import Metrics, Programs, build
 from looped.record import RunRecord, read_record, write_record
+from looped.sharding import batch_sharding, global_batch, local_rows
+from looped.tracking import Tracking
 
-Array = jax.Array
 Progress = Callable[[int, int, float, float, float], None]
 """Called with (step, steps, training loss in nats per token, tokens per second, seconds left)."""
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
-
-
-class TrainState(NamedTuple):
-    params: nnx.State
-    optimizer: Any
-    step: Array
 
 
 def train(
@@ -52,15 +45,21 @@ def train(
     *,
     progress: Progress | None = None,
     save_every_seconds: float = 60.0,
+    execution: Execution = DEFAULT,
+    track: Sequence[str] = (),
 ) -> RunRecord:
     """Trains `spec` in `run_dir`, or goes on where a stopped process left it, and returns its record.
 
-    A finished or failed run is returned as it is.  A loss that is not finite ends the run as failed.  Ctrl-C or SIGTERM
-    saves the state first, then raises KeyboardInterrupt.  Raises `UserError` for data that does not fit the model
-    or a folder that holds another run.
+    A finished or failed run is returned as it is.  A loss or gradient that is not finite ends the run as failed.
+    Ctrl-C or SIGTERM saves the state first, then raises KeyboardInterrupt (`Preempted` after SIGTERM).  The curve goes
+    to metrics.jsonl and to the trackers named in `track` (`looped.tracking.TRACKERS`).  Processes that have been joined
+    (`looped.distributed`) all call it alike, and one writes.
+
+    Raises `UserError` for data that does not fit the model, a mesh that does not fit the run, or a folder that holds
+    another run.
     """
     # 1. What was there: the same run, finished or not; never another one.
-    previous = read_record(run_dir)
+    previous = _shared_record(run_dir)
     if previous is not None:
         if previous.run_id != spec.run_id:
             raise UserError(
@@ -78,53 +77,73 @@ def train(
             f" {data.hash[:12]} (other package versions make other docstrings); restore those versions, or move the"
             " folder away to begin again."
         )
+    distributed.check_same(f"the data of {spec.data.source!r}", data.hash)
     steps, batch_size = record.steps, spec.batch_size
-    programs = compiled(spec.model, spec.optimizer)
+    mesh = mesh_for(spec, execution)
+    programs = compiled(spec.model, spec.optimizer, execution, mesh)
+    record = dataclasses.replace(record, execution=describe(execution, mesh))
     rates = learning_rates(spec)
+    multiplier_at = functools.partial(decay, steps=steps, final_fraction=spec.optimizer.final_lr_fraction)
 
     # 3. State: the newest checkpoint, or from the seed.
     checkpoints = Checkpoints(run_dir)
-    state = programs.init(spec.seed)
     start = checkpoints.latest_step()
-    if start is not None:
-        state = checkpoints.restore(start, state)
+    state = programs.init(spec.seed) if start is None else checkpoints.restore(start, programs.abstract)
     start = start or 0
     if previous is None:
-        write_record(run_dir, record)
+        _write(run_dir, record)
 
     # 4. Steps.  The loss of step t is fetched once step t + 1 is on its way, so the device never waits for the host.
     began = last_save = time.monotonic()
-    pending: Array | None = None
+    pending: Metrics | None = None
     timed: tuple[int, float] | None = None  # where speed is measured from: compiling is not training
     reason: str | None = None
-    batches = data.device_batches(spec.data.shuffle_seed + spec.seed, start, batch_size)
-    with _stop_signals() as stop:
+    stopping = False
+    batches = data.device_batches(spec.data.shuffle_seed + spec.seed, start, batch_size, batch_sharding(mesh))
+    tracking = Tracking(
+        run_dir,
+        spec.run_id,
+        start=start,
+        steps=steps,
+        config=record.spec,
+        names=track,
+        writer=distributed.is_writer(),
+    )
+    with Preemption() as preemption:
         step = start
         while step < steps:
-            multiplier = decay(step, steps, spec.optimizer.final_lr_fraction)
-            scaled = {group: np.float32(rate * multiplier) for group, rate in rates.items()}
-            state, loss = programs.step(state, next(batches), scaled)
+            scaled = {group: np.float32(rate * multiplier_at(step)) for group, rate in rates.items()}
+            state, metrics = programs.step(state, next(batches), scaled)
             step += 1
             if pending is not None:
                 reason = _not_finite(pending, step - 1)
+                speed = None
                 if timed is None:
                     timed = step, time.monotonic()
-                elif progress is not None:
+                else:
                     speed = (step - timed[0]) * spec.batch_tokens / (time.monotonic() - timed[1])
-                    left = (steps - step) * spec.batch_tokens / speed
-                    progress(step - 1, steps, float(pending), speed, left)
-            pending = loss
-            if reason or stop:
+                    if progress is not None:
+                        left = (steps - step) * spec.batch_tokens / speed
+                        progress(step - 1, steps, float(pending.loss), speed, left)
+                tracking.point(step - 1, float(pending.loss), speed, multiplier_at(step - 2))
+            pending = metrics
+            stopping = preemption.requested()
+            due = _save_is_due(step, time.monotonic() - last_save > save_every_seconds)
+            if due and not reason:
+                reason = _not_finite(pending, step)  # so that the newest checkpoint is a good one
+            if reason or stopping:
                 break
-            if time.monotonic() - last_save > save_every_seconds:
+            if due:
                 checkpoints.save(step, state)
-                last_save = time.monotonic()
+                tracking.flush()
+                record = _advanced(record, step, began)
+                began = last_save = time.monotonic()
+                _write(run_dir, record)
         reason = reason or (_not_finite(pending, step) if pending is not None else None)
 
         # 5. The end: stopped, failed, or the final loss over the fixed validation set.
-        seconds = record.train_seconds + time.monotonic() - began
-        record = dataclasses.replace(record, step=step, train_seconds=round(seconds, 3), updated_at=_now())
-        if reason is None and not stop:
+        record = _advanced(record, step, began)
+        if reason is None and not stopping:
             loss, tokens = evaluate(programs, state.params, data, spec.validation_sequences, batch_size)
             if math.isfinite(loss):
                 checkpoints.save(step, state, {"loss": loss})
@@ -135,10 +154,13 @@ def train(
             checkpoints.save(step, state)
         if reason is not None:
             record = dataclasses.replace(record, status="failed", reason=reason)
+        if pending is not None:
+            tracking.point(step, float(pending.loss), None, multiplier_at(step - 1))
+        tracking.close(record.loss)
         checkpoints.close()  # before the record: what it says is done is on disk
-        write_record(run_dir, record)
+        _write(run_dir, record)
         if record.status == "running":
-            raise KeyboardInterrupt
+            raise preemption.stop()
     return record
 
 
@@ -156,60 +178,24 @@ def evaluate(
     programs: Programs, params: nnx.State, data: PackedData, sequences: int, batch_size: int
 ) -> tuple[float, int]:
     """Returns (loss in nats per token, tokens it is the mean of) over the first `sequences` validation sequences."""
-    total, count = 0.0, 0
-    for inputs, targets in data.validation_batches(sequences, batch_size):
+    total, count, mesh = 0.0, 0, programs.mesh
+    for rows in data.validation_batches(sequences, batch_size, local_rows(mesh, batch_size)):
+        inputs, targets = (global_batch(x, mesh, batch_size) for x in rows)
         batch_total, batch_count = programs.loss_sum(params, inputs, targets)
         total, count = total + float(batch_total), count + int(batch_count)
     return total / count, count
 
 
-class Programs(NamedTuple):
-    """The jitted functions of a model and optimizer; rates and data are arguments, so that
-    runs of every length share them.
-    """
-
-    init: Callable[[int], TrainState]
-    step: Callable[[TrainState, Array, dict[str, np.float32]], tuple[TrainState, Array]]
-    loss_sum: Callable[[nnx.State, np.ndarray, np.ndarray], tuple[Array, Array]]
-
-
 @functools.lru_cache(maxsize=1)
-def compiled(model: ModelConfig, optimizer_config: OptimizerConfig) -> Programs:
-    """Builds the programs of `model`.  On CPU scans are unrolled: the same function, faster steps.
+def compiled(
+    model: ModelConfig, optimizer: OptimizerConfig, execution: Execution = DEFAULT, mesh: Mesh | None = None
+) -> Programs:
+    """`looped.programs.build`, kept.
 
-    Those of the model before are dropped: each holds about 100 MB, and a sweep trains one model after another.
+    The programs of the model before are dropped: each holds about 100 MB, and a sweep trains one model after another.
     """
     jax.clear_caches()
-    unroll = jax.default_backend() == "cpu"
-    abstract = nnx.eval_shape(lambda: LoopedLM(model, nnx.Rngs(0), unroll=unroll))
-    graphdef, abstract_params = nnx.split(abstract, nnx.Param)
-    optimizer = make_optimizer(optimizer_config, abstract_params)
-
-    @jax.jit
-    def init_params(seed):
-        return nnx.split(LoopedLM(model, nnx.Rngs(jax.random.key(seed)), unroll=unroll), nnx.Param)[1]
-
-    def init(seed):
-        params = init_params(seed)
-        return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-
-    def loss_fn(params, tokens):
-        return cross_entropy(nnx.merge(graphdef, params)(tokens[:, :-1]), tokens[:, 1:])
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state, tokens, rates):
-        loss, gradients = jax.value_and_grad(loss_fn)(state.params, tokens)
-        updates, optimizer_state = optimizer.update(
-            gradients, state.optimizer, state.params, learning_rates=rates
-        )
-        params: Any = optax.apply_updates(state.params, updates)
-        return TrainState(params, optimizer_state, state.step + 1), loss
-
-    @jax.jit
-    def loss_sum(params, inputs, targets):
-        return cross_entropy_sum(nnx.merge(graphdef, params)(inputs), targets)
-
-    return Programs(init, step, loss_sum)
+    return build(model, optimizer, execution, mesh)
 
 
 def new_record(spec: RunSpec, data: PackedData) -> RunRecord:
@@ -251,30 +237,43 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _not_finite(loss: Array, step: int) -> str | None:
-    value = float(loss)
-    return None if math.isfinite(value) else f"the training loss at step {step} is {value}"
+def _shared_record(run_dir: epath.PathLike) -> RunRecord | None:
+    """The record in `run_dir` as the process that writes sees it."""
+
+    def read() -> Any:
+        record = read_record(run_dir)
+        return None if record is None else to_json(record)
+
+    found = distributed.from_writer(read)
+    return None if found is None else from_json(RunRecord, found)
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Yields a list that Ctrl-C or SIGTERM makes non-empty: a signal in the middle of a step would lose donated state.
+def _write(run_dir: epath.PathLike, record: RunRecord) -> None:
+    if distributed.is_writer():
+        write_record(run_dir, record)
 
-    The second Ctrl-C acts at once.  Outside the main thread, signals are left alone.
-    """
-    received: list[int] = []
-    previous: dict[int, Any] = {}
 
-    def note(number, frame):
-        del frame
-        received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+_AGREE_EVERY = 8
+"""Steps between two times that several processes ask one another whether it is time to save."""
 
-    with contextlib.suppress(ValueError):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+
+def _save_is_due(step: int, due: bool) -> bool:
+    """The same on every process: their clocks are not."""
+    if jax.process_count() == 1:
+        return due
+    return step % _AGREE_EVERY == 0 and distributed.any_process(due)
+
+
+def _advanced(record: RunRecord, step: int, since: float) -> RunRecord:
+    seconds = record.train_seconds + time.monotonic() - since
+    return dataclasses.replace(record, step=step, train_seconds=round(seconds, 3), updated_at=_now())
+
+
+def _not_finite(metrics: Metrics, step: int) -> str | None:
+    for name, value in (
+        ("training loss", float(metrics.loss)),
+        ("gradient's norm", float(metrics.gradient_norm)),
+    ):
+        if not math.isfinite(value):
+            return f"the {name} at step {step} is {value}"
+    return None

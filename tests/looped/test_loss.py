@@ -4,8 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from looped.loss import cross_entropy, cross_entropy_sum
+from looped.loss import (
+    LARGEST_LOGITS,
+    chunked_cross_entropy_sum,
+    chunks_for,
+    cross_entropy,
+    cross_entropy_sum,
+)
 
 
 def test_equal_logits_cost_log_of_the_vocabulary():
@@ -31,3 +39,35 @@ def test_no_gradient_reaches_the_logits_of_ignored_targets():
     gradient = jax.grad(cross_entropy)(logits, jnp.array([[1, -1, 2]]))
     assert jnp.all(gradient[0, 1] == 0)
     assert jnp.all(jnp.isfinite(gradient))
+
+
+@given(st.integers(1, 64), st.integers(1, 4096), st.integers(1, 300_000))
+def test_as_few_chunks_as_keep_the_logits_small(rows, length, vocabulary):
+    def largest(n):
+        return rows * (length // n) * vocabulary * 4
+
+    chunks = chunks_for(rows * length, length, vocabulary)
+    assert length % chunks == 0
+    assert largest(chunks) <= LARGEST_LOGITS or chunks == length
+    assert not any(largest(n) <= LARGEST_LOGITS for n in range(1, chunks) if length % n == 0)
+
+
+@pytest.mark.parametrize(("chunks", "divisions"), [(1, 1), (4, 1), (2, 2), (6, 2)])
+def test_in_chunks_the_loss_and_its_gradients_are_the_same(chunks, divisions):
+    rng = np.random.default_rng(0)
+    h, table = rng.normal(size=(2, 12, 5)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)
+    targets = rng.integers(-1, 7, (2, 12))
+
+    def whole(h, table):
+        return cross_entropy_sum(h @ table.T, targets)
+
+    def chunked(h, table):
+        return chunked_cross_entropy_sum(lambda x: x @ table.T, h, jnp.asarray(targets), chunks, divisions)
+
+    assert chunked(h, table)[1] == whole(h, table)[1] == np.sum(targets >= 0)
+    (a, ga), (b, gb) = (
+        jax.value_and_grad(lambda *x, f=f: f(*x)[0], argnums=(0, 1))(h, table) for f in (whole, chunked)
+    )
+    np.testing.assert_allclose(b, a, rtol=1e-6)
+    for x, y in zip(ga, gb, strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6)
