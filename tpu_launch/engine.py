@@ -34,6 +34,8 @@ class Machine:
     sweep: str = ""
     """Folder of its sweep, where the machine says so."""
     reason: str = ""
+    ends_itself: bool = False
+    """Whether the engine ends it once its share has ended, and keeps how it ended."""
 
     @property
     def costs(self) -> bool:

@@ -74,6 +74,7 @@ class GkeEngine:
             created_at=parse_time(metadata.get("creationTimestamp")),
             sweep=str((metadata.get("annotations") or {}).get("looped/sweep", "")),
             reason=reason,
+            ends_itself=True,
         )
 
 

@@ -24,6 +24,7 @@ GRACE_SECONDS = 60
 """From SIGTERM to SIGKILL.  A node that is taken away gives less, whatever this says."""
 _SPOT = "cloud.google.com/gke-spot"
 _CONTAINER = "train"
+_HOME = '"${LOOPED_HOME:-/tmp/looped}"'
 
 
 def labels(launch: Launch) -> dict[str, str]:
@@ -97,7 +98,7 @@ def _job(launch: Launch, place: Gke, share: int, own: dict[str, str]) -> dict[st
 def _pod(launch: Launch, place: Gke, share: int) -> dict[str, Any]:
     machines = launch.machines
     assert machines is not None
-    start = startup.script(launch, share, home="/tmp/looped", once=True, secrets_by_gcloud=False)
+    start = startup.script(launch, share, home=_HOME, once=True, secrets_by_gcloud=False)
     chips = {"google.com/tpu": machines.chips_per_host}
     container: dict[str, Any] = {
         "name": _CONTAINER,

@@ -96,11 +96,18 @@ def launch_sweep(
             if retry_failed:
                 _forget_failed(run, launch, engine, say)
             seen = Watch(launch, engine, run, say).see()
-            return _start(run, launch, engine, seen, say)
+            started = _start(run, launch, engine, seen, say)
         except CallError as failed:
             if is_new and not is_passing(failed) and not _left(run, engine):
                 run.run_unless(store.remove_call(store.launch_path(launch)), "absent")
             raise
+    lost = [machine for machine in seen.machines if machine.state == "unknown" and machine.reason]
+    if lost:
+        raise UserError(
+            f"{lost[0].reason} Share {lost[0].share}/{launch.shares} was left as it is, {started} others were started;"
+            " the same command goes on from there."
+        )
+    return started
 
 
 def _check_sweep(run: Outside, launch: Launch, specs: Sequence[RunSpec]) -> None:

@@ -28,7 +28,7 @@ home={home}
 export HOME="${{HOME:-/root}}"
 mkdir -p "$home" && cd "$home" || exit 1
 exec 9> lock
-flock --nonblock 9 || {{ echo "looped: already at work in $home"; exit 0; }}
+flock --nonblock 9 || {{ echo "looped: already at work in $home"; exit {busy}; }}
 echo "$$" > pid
 {log}
 
@@ -89,6 +89,7 @@ def script(
         title=title,
         home=home,
         python=PYTHON,
+        busy=1 if once else 0,
         pause=PAUSE,
         log="" if once else "exec > >(trap '' TERM; exec tee -a log) 2>&1",
         fetch=fetch,

@@ -97,7 +97,7 @@ def _why_delete(seen: Seen, machine: Machine) -> str | None:
     if machine.share is None:
         return "it is of an earlier launch of this sweep"
     ending = seen.ending(machine.share)
-    if ending is not None and machine.state not in ("done", "failed"):
+    if ending is not None and machine.state not in ("done", "failed") and not machine.ends_itself:
         return f"its share is {ending}"
     if machine.state == "lost":
         return "it was taken away"

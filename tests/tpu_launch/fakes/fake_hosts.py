@@ -79,6 +79,7 @@ def tpu_vm(verb, argv):
             subprocess.run(
                 ["bash", "-c", given.command],
                 env=host_environment(worker),
+                cwd=home,
                 stdin=subprocess.DEVNULL,
                 check=True,
             )
