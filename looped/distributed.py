@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,12 +28,13 @@ def initialize(timeout_seconds: int = 300) -> None:
 
     Who they are is found by JAX on Cloud TPU, GKE and Slurm, and elsewhere is said by the environment variables
     JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID.  Raises `UserError` where
-    neither knows, and where not all have come after `timeout_seconds`.
+    neither knows.  Where not all have come after `timeout_seconds`, it says so and ends the process with status 1: JAX
+    would abort it with a C++ stack trace, and no exception can be raised meanwhile.
     """
     if jax.distributed.is_initialized():
         return
     address, count, own = (os.environ.get(name) for name in (COORDINATOR, PROCESSES, PROCESS_ID))
-    options: dict[str, Any] = {"initialization_timeout": timeout_seconds}
+    options: dict[str, Any] = {"initialization_timeout": timeout_seconds + 60}
     who = "the others"
     if count is not None or own is not None:
         if address is None or count is None or own is None:
@@ -44,6 +47,9 @@ def initialize(timeout_seconds: int = 300) -> None:
             raise UserError(f"{PROCESS_ID} is {index} of {PROCESSES} {number}; it must be below that.")
         options |= {"coordinator_address": address, "num_processes": number, "process_id": index}
         who = f"all {number} processes, of which this is {index}, at {address}"
+    timer = threading.Timer(timeout_seconds, _give_up, (who, timeout_seconds))
+    timer.daemon = True
+    timer.start()
     try:
         jax.distributed.initialize(**options)
     except ValueError as error:  # JAX found no cluster
@@ -51,10 +57,20 @@ def initialize(timeout_seconds: int = 300) -> None:
             f"the other processes are not known ({first_line(error)}); set {COORDINATOR}, {PROCESSES} and {PROCESS_ID}."
         ) from None
     except RuntimeError as error:
-        raise UserError(
-            f"{who} did not come together within {timeout_seconds} s ({first_line(error)}); see that each was started,"
-            " that it reaches the coordinator's port, and that no process of an earlier start is left."
-        ) from None
+        raise UserError(f"{who} did not come together ({first_line(error)}); {_MISSING}.") from None
+    finally:
+        timer.cancel()
+
+
+_MISSING = (
+    "see that each was started, that it reaches the coordinator's port, and that no process of an earlier start is"
+    " left"
+)
+
+
+def _give_up(who: str, seconds: int) -> None:
+    print(f"looped: {who} did not come together within {seconds} s; {_MISSING}.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _whole(name: str, value: str) -> int:
