@@ -18,6 +18,7 @@ from fit.design import Design, Predicted, worst
 from fit.losses import Losses
 
 _STARTS = 24  # products that runs are added to and dropped from
+_HOPELESS = 3  # products that all other runs do not bring to the target
 _EXCHANGED = (1, 2, 4)  # runs added to a design before others are dropped again
 _CHUNK = 2048  # subsets judged at once
 _MOST_PRODUCTS = 200_000
@@ -86,7 +87,9 @@ def _most_for_its_cost(design: Design, cost: np.ndarray, mask: np.ndarray, limit
 def cheapest(design: Design, cost: np.ndarray, target: float) -> Choice | None:
     """The cheapest subset found whose sds are all at most `target`; None where not even all runs reach it."""
     found: Choice | None = None
-    for mask in _starts(design, cost):
+    for tried, mask in enumerate(_starts(design, cost)):
+        if found is None and tried == _HOPELESS:
+            break
         reached = _judge(design, cost, _extended(design, cost, mask, target=target))
         if not reached.sd <= target:
             continue

@@ -26,8 +26,8 @@ from fit.solve import HUBER, Objective, jacobian
 _LAW = Law()
 _PHI = _LAW.names.index("phi")
 _NORMAL = 1.96
-WIDEST_SD = 0.5
-"""A predicted sd above this is no answer: its interval is wider than the way from no worth (0) to full worth (1)."""
+WIDEST_SD = 0.25
+"""A predicted sd above this is no answer: its 95 % interval is as wide as the way from no worth (0) to full (1)."""
 
 
 def planned_losses(rows: Sequence[Mapping[str, Any]], prior: Prior) -> Losses:
@@ -112,9 +112,8 @@ class Design:
     def rows_of(self, arm: int, masks: np.ndarray) -> np.ndarray:
         """Which runs [s, n] of each subset the arm numbered `arm` is fitted to: its own, and r = 1 at their budgets."""
         own = masks & self._members[arm]
-        if not self._members[arm].any():
-            return masks
         here = (own @ self._budgets > 0) @ self._budgets.T > 0
+        here |= ~own.any(1, keepdims=True)
         return own | (masks & ~self.losses.looped & here)
 
     def _influence(self, arm: int, masks: np.ndarray, anchored: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +136,7 @@ class Design:
         for i, arm in enumerate(self.arms):
             index = np.flatnonzero(self.rows_of(i, mask[None])[0])
             if not len(index):
-                verdicts[arm] = (("there are no runs of it",), ())
+                verdicts[arm] = (("there are no runs of it, nor at r = 1",), ())
                 continue
             verdict = before_fitting(self.losses, index, _LAW)
             verdicts[arm] = (verdict.reasons, verdict.doubts)
