@@ -133,6 +133,8 @@ class TpuLaunch:
                 )
         if self.pool is not None and self.pool < 1:
             raise UserError(f"pool is {self.pool}; it must be at least 1.")
+        if self.spot and self.reserved:
+            raise UserError("--spot and --reserved exclude each other; give one of them.")
         if self.engine in ("queued", "gke") and self.slice is None:
             raise UserError(f"--engine {self.engine} needs --slice, as v5e:4x4.")
         for name in ("project", "zone"):

@@ -94,7 +94,7 @@ def script(
         log="" if once else "exec > >(trap '' TERM; exec tee -a log) 2>&1",
         fetch=fetch,
         requirement=requirement,
-        tell=_tell(launch, share) + (f"  {shlex.join(release)}\n" if release else ""),
+        tell=("" if once else _tell(launch, share)) + (f"  {shlex.join(release)}\n" if release else ""),
         environment="\n".join(environment),
         arguments=shlex.join(_machine_arguments(launch, share, release, once)),
     )

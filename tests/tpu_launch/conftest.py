@@ -66,7 +66,8 @@ class Cloud:
         return (self.root / "machines" / name / "serial").read_text()
 
     def end(self):
-        for pid in self.state.get("processes", {}).values():
+        on_hosts = [int(pid.read_text()) for pid in (self.root / "hosts").glob("*/.looped/*/pid")]
+        for pid in (*self.state.get("processes", {}).values(), *on_hosts):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
