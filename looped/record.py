@@ -84,7 +84,8 @@ class RunRecord:
     `loss` is the final validation loss in nats per token (None until the run is done); `tokens` is the number trained
     on; `backprop_recurrences` is the k that ran (equal to `recurrences` for full backprop, never absent).
     `spec` is the run's `RunSpec` as JSON; `epochs` how often the data is gone through, `tokenizer_fingerprint` which
-    tokenizer made it; `execution` how the run was carried out (mesh, remat, precision), which is no part of its id.
+    tokenizer made it; `execution` how the run was carried out (mesh, remat, precision), which is no part of its id;
+    `loss_jumps` are the steps whose training loss jumped (`looped.jumps`).
     """
 
     run_id: str
@@ -116,6 +117,7 @@ class RunRecord:
     reason: str | None = None
     tokenizer_fingerprint: str | None = None
     execution: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss_jumps: tuple[int, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self):

@@ -37,13 +37,13 @@ def load_run(run_dir: epath.PathLike) -> TrainedRun:
         raise UserError(f"{os.fspath(run_dir)}: no run is there; {hint}.")
     spec = from_json(RunSpec, record.spec)
     checkpoints = Checkpoints(run_dir)
-    step = checkpoints.latest_step()
-    if step is None:
+    found = checkpoints.restore(compiled(spec.model, spec.optimizer).abstract)
+    checkpoints.close()
+    if found is None:
         raise UserError(
             f"{os.fspath(run_dir)}: run {record.run_id} ({record.status}) has no checkpoint; train it first."
         )
-    state = checkpoints.restore(step, compiled(spec.model, spec.optimizer).abstract)
-    checkpoints.close()
+    step, state, _ = found
     unroll = jax.default_backend() == "cpu"
     model = nnx.eval_shape(lambda: LoopedLM(spec.model, nnx.Rngs(0), unroll=unroll))
     return TrainedRun(record, spec, nnx.merge(nnx.graphdef(model), state.params), step)

@@ -26,6 +26,7 @@ from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
 from looped.execution import DEFAULT, Execution, describe, mesh_for
 from looped.jsonable import from_json, to_json
+from looped.jumps import JumpWatch
 from looped.optimizer import decay, learning_rates
 from looped.preemption import Preemption
 from looped.programs import Metrics, Programs, build
@@ -63,7 +64,8 @@ def train(
     if previous is not None:
         if previous.run_id != spec.run_id:
             raise UserError(
-                f"{run_dir} holds run {previous.run_id}, not {spec.run_id}; choose another folder."
+                f"{run_dir} holds run {previous.run_id}, not {spec.run_id} ({_differences(previous.spec, spec)});"
+                " choose another folder."
             )
         if previous.status != "running":
             return previous
@@ -87,9 +89,9 @@ def train(
 
     # 3. State: the newest checkpoint, or from the seed.
     checkpoints = Checkpoints(run_dir)
-    start = checkpoints.latest_step()
-    state = programs.init(spec.seed) if start is None else checkpoints.restore(start, programs.abstract)
-    start = start or 0
+    restored = checkpoints.restore(programs.abstract, set_aside=True)
+    start, state, notes = restored or (0, programs.init(spec.seed), {})
+    watch = JumpWatch(notes.get("losses"))
     if previous is None:
         _write(run_dir, record)
 
@@ -116,7 +118,7 @@ def train(
             state, metrics = programs.step(state, next(batches), scaled)
             step += 1
             if pending is not None:
-                reason = _not_finite(pending, step - 1)
+                reason = _take(watch, step - 1, pending)
                 speed = None
                 if timed is None:
                     timed = step, time.monotonic()
@@ -130,19 +132,22 @@ def train(
             stopping = preemption.requested()
             due = _save_is_due(step, time.monotonic() - last_save > save_every_seconds)
             if due and not reason:
-                reason = _not_finite(pending, step)  # so that the newest checkpoint is a good one
+                reason = _take(watch, step, pending)  # so that the newest checkpoint is a good one
             if reason or stopping:
                 break
             if due:
-                checkpoints.save(step, state)
+                checkpoints.save(step, state, notes={"losses": watch.notes()})
                 tracking.flush()
-                record = _advanced(record, step, began)
+                record = _advanced(record, step, began, watch)
                 began = last_save = time.monotonic()
                 _write(run_dir, record)
-        reason = reason or (_not_finite(pending, step) if pending is not None else None)
+        if pending is not None:
+            reason = reason or _take(watch, step, pending)
 
         # 5. The end: stopped, failed, or the final loss over the fixed validation set.
-        record = _advanced(record, step, began)
+        record = _advanced(record, step, began, watch)
+        if reason is None and int(state.step) != step:
+            reason = f"{int(state.step)} steps were made and {step} were to be"
         if reason is None and not stopping:
             loss, tokens = evaluate(programs, state.params, data, spec.validation_sequences, batch_size)
             if math.isfinite(loss):
@@ -151,7 +156,7 @@ def train(
             else:
                 reason = f"the validation loss is {loss}"
         elif reason is None:
-            checkpoints.save(step, state)
+            checkpoints.save(step, state, notes={"losses": watch.notes()})
         if reason is not None:
             record = dataclasses.replace(record, status="failed", reason=reason)
         if pending is not None:
@@ -248,6 +253,22 @@ def _shared_record(run_dir: epath.PathLike) -> RunRecord | None:
     return None if found is None else from_json(RunRecord, found)
 
 
+def _differences(there: dict[str, Any], spec: RunSpec) -> str:
+    """The fields in which the spec of a record differs from `spec`, the first few of them."""
+    flat = [
+        dict(jax.tree_util.tree_leaves_with_path(s, is_leaf=lambda x: x is None))
+        for s in (there, to_json(spec))
+    ]
+    missing = object()
+    found = [
+        f"{'.'.join(str(getattr(key, 'key', getattr(key, 'idx', key))) for key in path)} is"
+        f" {flat[0].get(path, 'not')} there and {flat[1].get(path, 'not')} here"
+        for path in {**flat[0], **flat[1]}
+        if flat[0].get(path, missing) != flat[1].get(path, missing)
+    ]
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more fields" if len(found) > 5 else "")
+
+
 def _write(run_dir: epath.PathLike, record: RunRecord) -> None:
     if distributed.is_writer():
         write_record(run_dir, record)
@@ -264,9 +285,22 @@ def _save_is_due(step: int, due: bool) -> bool:
     return step % _AGREE_EVERY == 0 and distributed.any_process(due)
 
 
-def _advanced(record: RunRecord, step: int, since: float) -> RunRecord:
-    seconds = record.train_seconds + time.monotonic() - since
-    return dataclasses.replace(record, step=step, train_seconds=round(seconds, 3), updated_at=_now())
+def _advanced(record: RunRecord, step: int, since: float, watch: JumpWatch) -> RunRecord:
+    return dataclasses.replace(
+        record,
+        step=step,
+        train_seconds=round(record.train_seconds + time.monotonic() - since, 3),
+        updated_at=_now(),
+        loss_jumps=tuple(watch.jumps),
+    )
+
+
+def _take(watch: JumpWatch, step: int, metrics: Metrics) -> str | None:
+    """Notes the loss of `step`; returns what of it is not finite, which ends the run."""
+    reason = _not_finite(metrics, step)
+    if reason is None:
+        watch.see(step, float(metrics.loss))
+    return reason
 
 
 def _not_finite(metrics: Metrics, step: int) -> str | None:
