@@ -14,6 +14,7 @@ import sys
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import dataclasses
+import pathlib
 
 import numpy as np
 
@@ -24,18 +25,19 @@ from fit.choose import cheapest, next_runs
 from fit.design import Design, planned_losses, worst
 from fit.law import Law
 from fit.noise import Noise
-from fit.prior import PUBLISHED_PRIOR, prior_of
+from fit.prior import PUBLISHED_PRIOR, prior_of, read_prior
 from fit.progress import take
 from fit.solve import fit_law
 
 TARGET = 0.03
+LAPTOP = pathlib.Path(__file__).parents[2] / "experiments/results/laptop/phi.json"
 
 
-def planned(names, changes=None, noise=None):
+def planned(names, changes=None, noise=None, prior=PUBLISHED_PRIOR):
     """(the design of presets with changes, the FLOPs [n] of its runs)."""
     costs = plan(design(names, changes))
-    table = planned_losses([run.counts for run in costs.runs], PUBLISHED_PRIOR)
-    return Design(table, PUBLISHED_PRIOR, noise or Noise()), np.array([run.flops for run in costs.runs])
+    table = planned_losses([run.counts for run in costs.runs], prior)
+    return Design(table, prior, noise or Noise()), np.array([run.flops for run in costs.runs])
 
 
 def with_noise(made, rng):
@@ -95,6 +97,8 @@ def designs():
     yield "cheapest for 0.04", whole, choice.mask
     arms, _ = planned(["paper-vanilla", "paper-truncated"])
     yield "two arms", arms, np.ones(len(arms.losses), dtype=bool)
+    laptop, _ = planned(["laptop"], noise=Noise(0.0088, 0.0), prior=read_prior(LAPTOP))
+    yield "laptop", laptop, np.ones(len(laptop.losses), dtype=bool)
 
 
 def savings(noise, draws, simulations):
