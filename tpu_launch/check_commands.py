@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from looped.config import ModelConfig, OptimizerConfig
-from looped.execution import Execution  # with JAX, which this command needs in any case
+from looped.execution import DEFAULT, Execution  # with JAX, which this command needs in any case
 
 
 @dataclasses.dataclass
@@ -40,7 +40,8 @@ class TpuCheck:
     """Steps of the one run, in place of a budget."""
     batch_size: int | None = None
     """Sequences a step of the one run (default: 16)."""
-    execution: Execution = Execution()  # noqa: RUF009 - frozen
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = DEFAULT
+    """How the runs are carried out."""
     workers: Annotated[
         int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one for every two cores)")
     ] = None
