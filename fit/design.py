@@ -47,7 +47,7 @@ def planned_losses(rows: Sequence[Mapping[str, Any]], prior: Prior) -> Losses:
     for arm in dict.fromkeys(columns["arm"]):
         own = arms == arm
         loss[own] = evaluate(prior.of(arm), once[own], rec[own], r[own].astype(float), tokens[own])
-    spent = [row["budget_flops"] or row["tokens"] * row["flops_per_token"] for row in rows]
+    spent = [float(row["budget_flops"] or row["tokens"] * row["flops_per_token"]) for row in rows]
     return Losses(r, once, rec, tokens, loss, np.array(spent), arms, columns["run_id"], columns, "published")
 
 

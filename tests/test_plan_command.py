@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from experiments.presets import preset
+from experiments.presets import PRESETS, preset
 from fit.reading import EXAMPLES
 from looped.__main__ import main
 
@@ -129,6 +129,17 @@ def test_without_next_what_is_missing_is_planned(capsys, low_losses):
     limited = planned(capsys, "--from", low_losses, "--target-sd", "0.03", "--max-flops", "1e19")
     assert limited["totals"]["flops"] <= 1e19
     assert any("is not reached" in note for note in limited["notes"])
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_can_be_planned_and_searched(capsys, name):
+    data = planned(capsys, name)
+    assert len(data["runs"]) == len(preset(name).specs())
+    for one in data["predicted"]:
+        assert (one["sd"] is None) == bool(one["reasons"])
+    if not any(one["sd"] for one in data["predicted"]):
+        assert "not reach" in refused(capsys, name, "--target-sd", "0.1")
+        assert "determines φ" in refused(capsys, name, "--max-flops", "1e23")
 
 
 def test_far_from_the_laws_runs_it_says_so(capsys):
