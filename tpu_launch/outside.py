@@ -120,7 +120,7 @@ KINDS = (
     _Kind(
         "connection",
         r"network connectivity|ConnectionError|Connection (refused|reset|timed out|closed)|Unable to connect"
-        r"|connection refused|No route to host|UNAVAILABLE|HTTPError 5\d\d|TLS handshake timeout",
+        r"|connection refused|was refused - did you|No route to host|UNAVAILABLE|HTTPError 5\d\d|TLS handshake timeout",
         "try again: what was begun is found and not begun twice",
     ),
 )  # fmt: skip
