@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import types
+import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from etils import epath
 
@@ -14,9 +16,14 @@ from looped.errors import UserError
 from looped.files import forget_listings, write_whole
 from looped.record import ParameterGroups, RunRecord, find_records
 
-_NESTED = ("parameters", "spec", "versions", "execution", "schema_version")
+
+def _is_one_value(hint: Any) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return all(kind in (str, int, float, type(None)) or typing.get_origin(kind) is Literal for kind in kinds)
+
+
 COLUMNS = (
-    *(field.name for field in dataclasses.fields(RunRecord) if field.name not in _NESTED),
+    *(name for name, hint in typing.get_type_hints(RunRecord).items() if _is_one_value(hint)),
     *(f"params_{field.name}" for field in dataclasses.fields(ParameterGroups)),
 )
 """What a record says in one value, and its parameters by group, from which `looped fit` counts anew."""
