@@ -30,7 +30,8 @@ class Preemption:
     """Whether a training loop is to stop; a context that takes the signals while it lasts.
 
     One process alone: Ctrl-C or SIGTERM.  A signal in the middle of a step would lose donated state, so it is only
-    noted; the second Ctrl-C acts at once.  Outside the main thread signals are left alone.
+    noted; the second Ctrl-C acts at once.  One that came after the last question acts when the context ends.  Outside
+    the main thread signals are left alone.
 
     Processes joined by `jax.distributed`: SIGTERM at any of them is carried to all, and each is told to stop at the
     same poll, after a second or two (`multihost_utils.reached_preemption_sync_point`).  XLA has taken SIGTERM then, so
@@ -42,27 +43,36 @@ class Preemption:
 
         self._joined = jax.distributed.is_initialized()
         self._received: list[int] = []
+        self._told = False
         self._previous: dict[int, Any] = {}
         with contextlib.suppress(ValueError):
             for number in (signal.SIGINT,) if self._joined else (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._received and kind is None and not self._told and not self._joined:
+            os.kill(os.getpid(), self._received[0])
 
     def _note(self, number: int, frame: Any) -> None:
         del frame
         self._received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._act)
         if self._joined:
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def _act(self, number: int, frame: Any) -> None:
+        del number, frame
+        self._told = True
+        raise KeyboardInterrupt
 
     def requested(self) -> bool:
         """Whether to save and stop now.  Ask once a step: joined processes must all ask equally often."""
         if not self._joined:
-            return bool(self._received)
+            self._told = bool(self._received)
+            return self._told
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
         return reached_preemption_sync_point(next(_polls))

@@ -25,6 +25,26 @@ def test_a_signal_is_noted_until_the_loop_asks(number, kind):
     assert signal.getsignal(number) == before
 
 
+def loop_that_asks_before(number, then=None):
+    with Preemption() as preemption:
+        assert not preemption.requested()
+        os.kill(os.getpid(), number)  # while the final loss is measured
+        if then is not None:
+            raise then
+
+
+def test_a_signal_after_the_last_question_is_not_lost():
+    with pytest.raises(KeyboardInterrupt):
+        loop_that_asks_before(signal.SIGINT)
+    with raised_on_sigterm(), pytest.raises(Preempted):
+        loop_that_asks_before(signal.SIGTERM)
+
+
+def test_an_error_on_the_way_is_what_is_raised():
+    with pytest.raises(ValueError, match="mine"):
+        loop_that_asks_before(signal.SIGINT, ValueError("mine"))
+
+
 def test_a_second_ctrl_c_acts_at_once():
     with Preemption():
         os.kill(os.getpid(), signal.SIGINT)
