@@ -75,9 +75,18 @@ def rms_normalise(x: Array, epsilon: float) -> Array:
     return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
 
 
-def causal_attention(q: Array, k: Array, v: Array, visible: Array | None = None) -> Array:
+def causal_attention(
+    q: Array, k: Array, v: Array, visible: Array | None = None, *, backend: str = "xla"
+) -> Array:
     """Attention to positions up to one's own, or to those of `visible` [B, 1, T, S]; softmax in float32.
 
-    q [B, T, H, K]; k, v [B, S, G, K], G dividing H, and S = T without `visible`.
+    q [B, T, H, K]; k, v [B, S, G, K], G dividing H, and S = T without `visible`.  `backend` is what
+    `looped.attention_backends.choose_backend` returns; with `visible`, as in decoding, it is always XLA.  In a mesh
+    with the axes of `looped.sharding`, rows may be divided over replica and fsdp, heads over tensor, and queries along
+    T over sequence, while every device that has queries of a row has all its keys and values.
     """
-    return jax.nn.dot_product_attention(q, k, v, mask=visible, is_causal=visible is None)
+    from looped import attention_backends  # which imports Pallas only where it is used
+
+    if visible is not None:
+        return jax.nn.dot_product_attention(q, k, v, mask=visible)
+    return attention_backends.BACKENDS[backend](q, k, v)
