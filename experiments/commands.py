@@ -76,7 +76,6 @@ class SweepRun:
         from experiments.presets import preset
         from experiments.shares import WHOLE, Share
         from looped.errors import UserError
-        from looped.preemption import REQUEUE, STOPPED, Preempted
 
         specs = preset(self.preset).specs(self.seeds, self.budgets)
         if self.distributed and self.workers != 1:
@@ -102,9 +101,6 @@ class SweepRun:
                 retry_failed=self.retry_failed,
                 options=options,
             ).exit_status
-        except Preempted:
-            print(f"\nlooped: {STOPPED}.", file=sys.stderr)
-            return REQUEUE
         except Exception as error:
             if self.distributed:
                 _leave(error)

@@ -99,7 +99,8 @@ class Quickstart:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 2 for bad input, 130 when interrupted."""
+    """Runs the command line and returns its exit status: 2 for bad input, 130 after Ctrl-C, 75 after SIGTERM where that
+    was waited for (`looped.preemption`)."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for mechanisms given as module:Class
     try:
@@ -107,7 +108,12 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"looped: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        from looped.preemption import REQUEUE, STOPPED, Preempted
+
+        if isinstance(stop, Preempted):
+            print(f"\nlooped: {STOPPED}.", file=sys.stderr)
+            return REQUEUE
         print("\nlooped: interrupted; the same command goes on from what is there.", file=sys.stderr)
         return 130
     except BrokenPipeError:

@@ -17,8 +17,9 @@ from looped.text import ProgressLine, clock
 class Train:
     """Train one run, or go on with it, and leave its record.
 
-    Give either --budget-flops or --steps. Interrupted with Ctrl-C or killed, the same command goes on
-    from the last checkpoint; a finished run is left as it is.
+    Give either --budget-flops or --steps. Interrupted with Ctrl-C, told to stop with SIGTERM or killed, the same
+    command goes on from the last checkpoint; a finished run is left as it is. Exit status: 0 when the run is done; 1
+    when it failed; 2 for bad input; 75 after SIGTERM, to be started again; 130 after Ctrl-C.
     """
 
     spec: Annotated[RunSpec, tyro.conf.arg(name="")]
@@ -31,13 +32,27 @@ class Train:
     distributed: bool = False
     """This is one of several processes that train the run together, such as the hosts of a TPU slice. Where the cluster
     does not say who they are, set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
+    """Show the curve in tensorboard, wandb or trackio as well; RUN/metrics.jsonl has it always."""
 
     def run(self) -> int:
         from looped import distributed
-        from looped.train import train
+        from looped.leftovers import check_machine
+        from looped.preemption import raised_on_sigterm
+        from looped.tracking import check_trackers
 
+        check_trackers(self.track)
+        check_machine(self.distributed)  # before JAX takes the devices
         if self.distributed:
             distributed.initialize()
+            return self._train()  # JAX has taken SIGTERM
+        with raised_on_sigterm():  # while it compiles; the training loop itself saves first
+            return self._train()
+
+    def _train(self) -> int:
+        from looped import distributed
+        from looped.train import train
+
         directory = self.output or f"runs/{self.spec.run_id}"
         line = ProgressLine()
 
@@ -47,7 +62,7 @@ class Train:
 
         with contextlib.closing(line):
             shown = progress if distributed.is_writer() else None
-            record = train(self.spec, directory, progress=shown, execution=self.execution)
+            record = train(self.spec, directory, progress=shown, execution=self.execution, track=self.track)
         if not distributed.is_writer():
             return int(record.status == "failed")
         if record.status == "failed":

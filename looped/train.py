@@ -117,9 +117,9 @@ def train(
             scaled = {group: np.float32(rate * multiplier_at(step)) for group, rate in rates.items()}
             state, metrics = programs.step(state, next(batches), scaled)
             step += 1
+            speed: float | None = None
             if pending is not None:
                 reason = _take(watch, step - 1, pending)
-                speed = None
                 if timed is None:
                     timed = step, time.monotonic()
                 else:
@@ -137,6 +137,7 @@ def train(
                 break
             if due:
                 checkpoints.save(step, state, notes={"losses": watch.notes()})
+                tracking.point(step, float(pending.loss), speed, multiplier_at(step - 1))  # none before it is lost
                 tracking.flush()
                 record = _advanced(record, step, began, watch)
                 began = last_save = time.monotonic()

@@ -12,6 +12,8 @@ import types
 import pytest
 
 from looped import __main__ as command_line
+from looped.execution import Execution
+from looped.sharding import MeshAxes
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = [name for group in command_line.COMMANDS.values() for name in group]
@@ -165,7 +167,9 @@ def test_version_is_the_packages():
 def test_train_reports_progress_and_how_it_ended(fields, status, expected, capsys, monkeypatch):
     seen = {}
 
-    def train(spec, run_dir, *, progress):
+    def train(spec, run_dir, *, progress, execution, track):
+        assert execution == Execution(mesh=MeshAxes(fsdp=4), remat="dots")
+        assert track == ()
         seen.update(spec=spec, run_dir=run_dir)
         progress(1, 2, 5.5, 1234.0, 90.0)
         progress(2, 2, 4.5, 1234.0, 0.0)
@@ -174,6 +178,7 @@ def test_train_reports_progress_and_how_it_ended(fields, status, expected, capsy
 
     monkeypatch.setitem(sys.modules, "looped.train", types.SimpleNamespace(train=train))
     arguments = ["--steps", "2", "--d-model", "32", "--n-heads", "2", "--matrix-lr", "0.02", "--seed", "7"]
+    arguments += ["--fsdp", "4", "--remat", "dots"]
     assert command_line.main(["train", *arguments]) == status
     spec = seen["spec"]
     assert (spec.steps, spec.model.d_model, spec.optimizer.matrix_lr, spec.seed) == (2, 32, 0.02, 7)
