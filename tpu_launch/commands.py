@@ -104,6 +104,7 @@ class TpuLaunch:
     """Print what would be done as a shell script, with all files and manifests, and do nothing."""
 
     def run(self) -> int:
+        import shlex
 
         from experiments.presets import preset
         from tpu_launch import operate
@@ -120,7 +121,7 @@ class TpuLaunch:
         started = operate.launch_sweep(launch, what, specs, print, self.retry_failed)
         print(f"{started} of {launch.shares} shares were started, for {len(specs)} runs in {output}.")
         print(
-            f"`looped tpu watch {output}` starts them again when machines are lost, and deletes what is over."
+            f"`looped tpu watch {shlex.quote(output)}` starts them again when machines are lost, and deletes what is over."
         )
         return 0
 

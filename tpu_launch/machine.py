@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import os
 import pathlib
 import shlex
@@ -20,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from etils import epath
 
@@ -32,6 +33,8 @@ from tpu_launch.marks import Mark
 FAILURES = 3
 PAUSE = float(os.environ.get("LOOPED_RETRY_SECONDS", 30.0))
 """Before the first start after a failure, in seconds; twice as long before the next."""
+SIGN_SECONDS = 60.0
+"""Between two signs of life of a share."""
 LOG_LINES = 400
 _METADATA = "http://{}/computeMetadata/v1/instance/attributes/{}"
 _VARIABLES = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_PORT")
@@ -82,7 +85,7 @@ class Machine:
 
     def work(self, command: list[str], environment: dict[str, str], once: bool = False) -> int:
         """Runs `command` until it is done, was told to stop from outside, or has failed three times."""
-        before = marks.read(self.folder, self.share, self.shares) if self.first else None
+        before = self._read()
         failures = before.failures if before else 0
         if before is not None and before.over:
             self.over = True
@@ -90,8 +93,8 @@ class Machine:
             return 0 if before.state == "done" else 1
         while True:
             clear_lock()
-            self._mark("running", failures)
-            status = self._run(command, environment)
+            with self._signs_of_life(failures):
+                status = self._run(command, environment)
             if status == 0:
                 return self._end("done", failures, 0)
             if self._stopping.is_set():
@@ -132,6 +135,31 @@ class Machine:
             print(line, end="", flush=True)
         status = self._process.wait()
         return status if status >= 0 else 128 - status  # as a shell says: 137 after SIGKILL
+
+    @contextlib.contextmanager
+    def _signs_of_life(self, failures: int) -> Iterator[None]:
+        """Marks the share as running, now and again as long as the context lasts."""
+        ended = threading.Event()
+
+        def tell() -> None:
+            self._mark("running", failures)
+            while not ended.wait(SIGN_SECONDS):
+                self._mark("running", failures)
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()  # so that no sign of it comes after its end
+
+    def _read(self) -> Mark | None:
+        try:
+            return marks.read(self.folder, self.share, self.shares)
+        except Exception as error:  # of whichever file system it is; the sweep says more of it
+            print(f"looped: {self.folder} cannot be read: {error}", flush=True)
+            return None
 
     def _end(self, state: str, failures: int, status: int) -> int:
         self.over = True

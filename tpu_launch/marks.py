@@ -37,6 +37,15 @@ class Mark:
     updated_at: str = ""
 
     @property
+    def silent_seconds(self) -> float:
+        """Since it was written; 0 where it does not say when."""
+        try:
+            written = datetime.datetime.fromisoformat(self.updated_at)
+        except ValueError:
+            return 0.0
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
+
+    @property
     def over(self) -> bool:
         return self.state in ("done", "failed")
 

@@ -110,12 +110,14 @@ KINDS = (
     _Kind("bucket", r"gs://\S+ not found: 404", "make it with `gcloud storage buckets create`, or name another"),
     _Kind(
         "permission",
-        r"PERMISSION_DENIED|HTTPError 403|does not have storage\.|\(Forbidden\)|Permission denied \(publickey",
+        r"PERMISSION_DENIED|HTTPError 403|does not have storage\.|\(Forbidden\)",
         "ask for the role that tpu_launch/README.md names",
     ),
     _Kind("jobset", r'no matches for kind "JobSet"|resource type "jobsets"', "install JobSet in the cluster"),
     _Kind("kueue", r'no matches for kind "(ClusterQueue|LocalQueue|ResourceFlavor)"', "install Kueue in the cluster"),
-    _Kind("context", r"context .* does not exist", "`kubectl config get-contexts` names those there are"),
+    _Kind("context", r"context .* does not exist|context was not found", "see `kubectl config get-contexts`"),
+    _Kind("project", r"valid project ID", "`gcloud projects list` names the ids"),
+    _Kind("key", r"Permission denied \(publickey", "put your key on the host, or load it with `ssh-add`"),
     _Kind("host", r"Could not resolve hostname|Host key verification failed", "try `ssh HOST true` by hand"),
     _Kind(
         "connection",

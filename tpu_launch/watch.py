@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from looped.errors import UserError
+from looped.text import clock
 from tpu_launch import store
 from tpu_launch.engine import Engine, Machine, engine_of
 from tpu_launch.launch import Launch
@@ -25,6 +26,8 @@ from tpu_launch.outside import Call, CallError, Outside, is_passing
 
 REFUSALS = 3
 """A share whose machines were refused this often in a row is given up, once no other is at work."""
+SILENCE_SECONDS = 900.0
+"""Without a sign of life after which a share that should be running is pointed at; it is not touched."""
 LEASE_FILE = "watch.json"
 LEASE_ROUNDS, LEASE_SECONDS = (
     3,
@@ -228,6 +231,9 @@ def table(launch: Launch, seen: Seen) -> list[str]:
             else f"; {mark.state}" + (f" after {mark.failures} failures" if mark.failures else "")
         )
         ended = seen.ending(share)
+        if mark is not None and ended is None and machine is not None and machine.state == "running":
+            silent = mark.silent_seconds
+            told += f", no sign of life for {clock(silent)}: see its log" if silent > SILENCE_SECONDS else ""
         if seen.given_up(share):
             told += "; given up, since its machines were refused"
         elif ended and mark is None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -193,3 +194,29 @@ def test_the_first_machine_is_known_by_its_metadata(monkeypatch, attributes, fir
 def test_marks_that_are_half_written_are_left_out():
     whole = json.dumps({"share": 1, "shares": 2, "state": "done"})
     assert [mark.share for mark in marks.parse(f'{whole}\n{{"share": 2, "sha\n')] == [1]
+
+
+def test_a_running_share_gives_signs_of_life_and_none_after_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "SIGN_SECONDS", 0.05)
+    told = []
+    write = marks.write
+    monkeypatch.setattr(marks, "write", lambda folder, mark: (told.append(mark.state), write(folder, mark)))
+    own = Machine(str(tmp_path / "launch"), 1, 1)
+    assert own.work([sys.executable, "-c", "import time; time.sleep(0.5)"], dict(os.environ)) == 0
+    assert told.count("running") >= 3
+    time.sleep(0.2)
+    assert told[-1] == "done"
+    assert told.count("done") == 1
+
+
+def test_a_share_that_is_silent_is_pointed_at_and_left_alone():
+    from tpu_launch.engine import Machine as Seen
+    from tpu_launch.launch import Launch, Queued
+    from tpu_launch.watch import Seen as Moment
+    from tpu_launch.watch import decide, table
+
+    launch = Launch("quickstart", "gs://b/s", 1, "looped==1", slice="v5e:2x4", queued=Queued("p", "z"))
+    mark = marks.Mark(1, 1, "running", updated_at="2020-01-01T00:00:00+00:00")
+    moment = Moment(1, (Seen("looped-0123456789-1-of-1", "running", "ACTIVE", 1),), {1: mark}, {})
+    assert "no sign of life for" in table(launch, moment)[0]
+    assert decide(moment, "gs://b/s") == []
