@@ -1,5 +1,6 @@
 """Processes that train every run together: one decides, all are at the same run, all stop at the same one."""
 
+import json
 import os
 import signal
 import socket
@@ -135,3 +136,67 @@ def test_a_crash_for_the_reason_that_another_run_was_given_up_for_is_no_accident
             joined.run(wanted, tmp_path, preset="mine", train=fake_training.train)
         again.append(error.value.again)
     assert again == [*[True] * (LIMIT + 1), False]
+
+
+REAL = """
+import os, sys
+from experiments import presets
+from looped.__main__ import main
+from looped.config import DataConfig, ModelConfig, OptimizerConfig, RunSpec
+
+model = ModelConfig(sequence_length=32, d_model=16, n_heads=1, recurrent_layers=1, recurrences=2)
+presets.PRESETS["two"] = presets.Preset("two", "two runs", lambda: tuple(
+    RunSpec(
+        model=model, optimizer=OptimizerConfig(polar_dtype="float32"), data=DataConfig(source=sys.argv[1]),
+        steps=steps, batch_size=8, validation_sequences=16,
+    )
+    for steps in (400, 4)
+))
+sys.exit(main(["sweep", "run", "two", "--output", sys.argv[2], "--distributed"]))
+"""
+
+
+def start_real(directory, data):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for own in range(2):
+        environment = os.environ | {
+            "XLA_FLAGS": "",
+            "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(own),
+        }
+        command = [sys.executable, "-c", REAL, data, str(directory)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        processes.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+    return processes
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_sweep_stop_together_and_go_on(tmp_path, packed_folder):
+    processes = start_real(tmp_path / "sweep", packed_folder)
+    deadline = time.monotonic() + 240
+    curve = None
+    while curve is None or curve.read_text().count("\n") < 20:
+        assert time.monotonic() < deadline
+        assert all(process.poll() is None for process in processes)
+        curve = next((tmp_path / "sweep").glob("*/metrics.jsonl"), None)
+        time.sleep(0.1)
+    processes[1].send_signal(signal.SIGTERM)
+    said = end(processes)
+    assert [process.returncode for process in processes] == [75, 75], said
+    run_dir = curve.parent
+    stopped = read_record(run_dir)
+    assert stopped.status == "running"
+    assert 20 <= stopped.step < 400
+    assert not (run_dir / "attempts.json").exists()
+
+    processes = start_real(tmp_path / "sweep", packed_folder)
+    said = end(processes)
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert "2 of 2 runs are done" in said[0][0]
+    assert said[1][0] == "", "one of them speaks"
+    steps = [json.loads(line)["step"] for line in curve.read_text().splitlines()]
+    assert steps == list(range(1, 401))
