@@ -7,6 +7,7 @@ Runs that share a compiled program, same model and batch, are one cell.  Cells a
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,9 @@ from looped.config import OptimizerConfig, RunSpec
 from looped.errors import UserError
 from looped.execution import Execution
 from looped.jsonable import to_json
+from looped.machine import available_cores
 from looped.sharding import MeshAxes
-from looped.slices import Slice
+from looped.slices import GIB, Slice
 from tpu_launch.check_store import Store
 from tpu_launch.check_worker import Worker
 from tpu_launch.compile_check import Compiled, Job, require_libtpu
@@ -58,6 +60,16 @@ class Checked:
     remedy: tuple[Execution, Compiled] | None = None
     tried: int = 0
     """Remedies compiled."""
+
+
+WORKER_BYTES = 4 * GIB
+"""Memory that one compiling process is reckoned to take: with the largest model of the published grid it held 3.2 GB."""
+
+
+def default_workers() -> int:
+    """A process a core, as far as memory goes: compiling keeps little more than one core busy."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(available_cores()), memory // WORKER_BYTES))
 
 
 Progress = Callable[[int, int, Checked | None], None]

@@ -43,7 +43,8 @@ class TpuCheck:
     execution: Annotated[Execution, tyro.conf.arg(name="")] = DEFAULT
     """How the runs are carried out."""
     workers: Annotated[
-        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one for every two cores)")
+        int | None,
+        tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core, by 4 GB of memory each)"),
     ] = None
     """Programs compiled at once."""
     output: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/tpu-check"
@@ -53,15 +54,14 @@ class TpuCheck:
 
     def run(self) -> int:
         os.environ["JAX_PLATFORMS"] = "cpu"  # shapes are worked out here, and nothing else
-        from looped.machine import available_cores
         from looped.slices import slice_of
-        from tpu_launch.check import Checker, cells_of
+        from tpu_launch.check import Checker, cells_of, default_workers
         from tpu_launch.check_report import report, show
         from tpu_launch.check_store import Store
 
         slices = slice_of(self.topology, self.slices)
         cells = cells_of(self._specs())
-        workers = max(1, len(available_cores()) // 2) if self.workers is None else self.workers
+        workers = default_workers() if self.workers is None else self.workers
         with contextlib.ExitStack() as stack:
             checker = stack.enter_context(Checker(slices, Store(self.output), workers))
             checked = checker.run(cells, self.execution, _Progress(stack))
