@@ -63,7 +63,7 @@ class Checked:
 
 
 WORKER_BYTES = 4 * GIB
-"""Memory that one compiling process is reckoned to take: with the largest model of the published grid it held 3.2 GB."""
+"""Memory that one compiling process may take: with the largest model of the published grid it held 3.2 GB."""
 
 
 def default_workers() -> int:
