@@ -120,9 +120,8 @@ class TpuLaunch:
             return 0
         started = operate.launch_sweep(launch, what, specs, print, self.retry_failed)
         print(f"{started} of {launch.shares} shares were started, for {len(specs)} runs in {output}.")
-        print(
-            f"`looped tpu watch {shlex.quote(output)}` starts them again when machines are lost, and deletes what is over."
-        )
+        watch = f"looped tpu watch {shlex.quote(output)}"
+        print(f"`{watch}` starts them again when machines are lost, and deletes what is over.")
         return 0
 
     def _check_options(self) -> None:

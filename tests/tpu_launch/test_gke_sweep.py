@@ -3,6 +3,8 @@
 import json
 import time
 
+import pytest
+
 from looped import __main__ as command_line
 from tpu_launch import operate
 from tpu_launch.names import machine_name
@@ -75,6 +77,7 @@ def test_every_run_is_a_jobset_and_kueue_lets_as_many_in_as_the_pool(cloud, caps
     assert cloud.state["objects"] == {}
 
 
+@pytest.mark.slow
 def test_preempted_pods_start_again_without_counting_and_failed_ones_three_times(cloud, monkeypatch):
     monkeypatch.setenv("FAKE_FAILS", "run-02")
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
