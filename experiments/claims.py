@@ -159,8 +159,14 @@ def _from_text(text: str, share: Share) -> Holder | None:
 @contextlib.contextmanager
 def _lock(root: epath.Path, own: Holder) -> Iterator[Claim]:
     path = pathlib.Path(_path(root, own.share))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = open(path, "a+")  # noqa: SIM115 -- closed below
+    except OSError as error:
+        raise UserError(
+            f"output is {root}, which cannot be written ({error.strerror or error}); name another folder."
+        ) from None
+    with opened as file:
         patience = time.monotonic() + _ORPHANS_SECONDS
         while not _try_lock(file):
             file.seek(0)

@@ -8,6 +8,7 @@ starts all of them again, and they go on from the last checkpoint.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from looped.config import RunSpec
 from looped.errors import UserError, first_line
 from looped.preemption import Preemption
 from looped.record import RunRecord
+
+
+_SHOW_SECONDS = 0.5  # between two looks at a run's progress
 
 
 class CrashedError(Exception):
@@ -92,9 +96,13 @@ def _train(
     def progress(step: int, steps: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
         run.step, run.steps, run.loss = step, steps, loss
         run.tokens_per_second, run.seconds_left = tokens_per_second, seconds_left
-        if view is not None:
+        nonlocal shown
+        now = time.monotonic()
+        if view is not None and (now - shown > _SHOW_SECONDS or step == steps):
+            shown = now
             view.update(board)
 
+    shown = float("-inf")
     run.state = "running"
     if view is not None:
         view.update(board)

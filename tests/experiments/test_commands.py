@@ -35,6 +35,13 @@ def test_bad_options_of_a_sweep_are_refused_before_anything_is_touched(arguments
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_said(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    output = str(tmp_path / "file" / "sweep")
+    assert main(["sweep", "run", "quickstart", "--output", output]) == 2
+    assert f"output is {output}, which cannot be written (Not a directory)" in capsys.readouterr().err
+
+
 def test_sigterm_ends_a_sweep_with_the_status_that_asks_for_another_start(tmp_path):
     output = tmp_path / "sweep"
     process = subprocess.Popen(
