@@ -25,7 +25,6 @@ from looped.errors import UserError, first_line
 from looped.preemption import Preemption
 from looped.record import RunRecord
 
-
 _SHOW_SECONDS = 0.5  # between two looks at a run's progress
 
 
