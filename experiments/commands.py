@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import tyro
 
@@ -76,6 +77,7 @@ class SweepRun:
         from experiments.presets import preset
         from experiments.shares import WHOLE, Share
         from looped.errors import UserError
+        from looped.preemption import raised_on_sigterm
 
         specs = preset(self.preset).specs(self.seeds, self.budgets)
         if self.distributed and self.workers != 1:
@@ -89,22 +91,25 @@ class SweepRun:
             check_trackers(self.track)
             options["track"] = self.track
         share = WHOLE if self.share is None else Share.parse(self.share)
-        if self.distributed:
-            _join()
+        sweep = functools.partial(
+            run_sweep,
+            self.preset,
+            specs,
+            self.output,
+            share=share,
+            retry_failed=self.retry_failed,
+            options=options,
+        )
+        if not self.distributed:
+            with raised_on_sigterm():
+                return sweep(workers=self.workers).exit_status
+        _join()
         try:
-            return run_sweep(
-                self.preset,
-                specs,
-                self.output,
-                workers=None if self.distributed else self.workers,
-                share=share,
-                retry_failed=self.retry_failed,
-                options=options,
-            ).exit_status
-        except Exception as error:
-            if self.distributed:
-                _leave(error)
+            return sweep(workers=None).exit_status
+        except UserError:
             raise
+        except Exception as error:
+            _leave(error)
 
 
 def _join() -> None:
@@ -115,17 +120,16 @@ def _join() -> None:
     initialize()
 
 
-def _leave(error: Exception) -> None:
-    """Ends this process at once where a run has crashed: JAX would first wait for the others, which wait for it."""
+def _leave(error: Exception) -> NoReturn:
+    """Ends this process at once after an error: JAX would first wait for the others, which wait for this one."""
     from experiments.joined import CrashedError
     from looped.preemption import REQUEUE
 
-    if isinstance(error, CrashedError):
-        traceback.print_exc()
-        print(f"looped: {error}; started again, it goes on from the last checkpoint.", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(REQUEUE if error.again else 1)
+    traceback.print_exc()
+    print(f"looped: {error}; started again, it goes on from the last checkpoint.", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(REQUEUE if isinstance(error, CrashedError) and error.again else 1)
 
 
 @dataclasses.dataclass

@@ -234,7 +234,7 @@ def main(seed: int) -> int:
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)]),
     }
     scale, step = calibrate(folder)
-    os.environ["KILLS_STEPS"] = str(max(100, round(scale / step)))
+    os.environ["KILLS_STEPS"] = str(max(100, round(1.5 * scale / step)))
     length = os.environ["KILLS_STEPS"]
     print(f"a start takes {scale:.1f} s, a step {1e3 * step:.1f} ms: runs of {length} steps and half more")
     began = time.monotonic()
