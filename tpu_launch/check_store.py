@@ -19,6 +19,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 _OURS = ("looped", "tpu_launch")
 _ROOTS = ("looped.programs", "tpu_launch.compile_check", "tpu_launch.hlo_cost", "tpu_launch.roofline")
 FILE = "compiles.jsonl"
+_ONE_AT_A_TIME = threading.Lock()  # Python's parser of 3.11 fails in two threads at once
 
 
 class Store:
@@ -65,7 +66,9 @@ class Store:
 def key_of(job: Job) -> str:
     """Hash of everything that the result follows from: the job, our sources, the packages' versions."""
     mechanism = job.model.injection.partition(":")[0] if ":" in job.model.injection else None
-    content = json.dumps([to_json(job), _source_hash(mechanism)], sort_keys=True)
+    with _ONE_AT_A_TIME:
+        source = _source_hash(mechanism)
+    content = json.dumps([to_json(job), source], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

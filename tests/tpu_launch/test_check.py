@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_compiler import compiled, replace_workers
@@ -144,6 +145,13 @@ def test_a_key_changes_with_all_that_a_result_follows_from(monkeypatch):
     sources = {path.name for path in check_store._sources(check_store._ROOTS)}
     assert {"programs.py", "model.py", "optimizer.py", "slices.py", "hlo.py", "roofline.py"} <= sources
     assert "commands.py" not in sources
+
+
+def test_keys_are_made_in_many_threads_at_once():
+    job = job_of(Cell((RUN,)), SLICE, Execution())
+    check_store._source_hash.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(key_of, [job] * 8))) == 1
 
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):
