@@ -11,7 +11,8 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
-from looped.config import RunSpec
+from looped.attention_backends import choose_backend
+from looped.config import ModelConfig, RunSpec
 from looped.errors import UserError
 from looped.jsonable import to_json
 from looped.sharding import MeshAxes, choose_mesh, count_slices, make_mesh
@@ -65,6 +66,10 @@ def mesh_for(spec: RunSpec, execution: Execution) -> Mesh:
     return make_mesh(shape, devices)
 
 
-def describe(execution: Execution, mesh: Mesh) -> dict[str, Any]:
-    """What the record says of it: the options, with the mesh that was used."""
-    return to_json(execution) | {"mesh": {axis: int(size) for axis, size in mesh.shape.items()}}
+def describe(execution: Execution, mesh: Mesh, model: ModelConfig) -> dict[str, Any]:
+    """What the record says of it: the options, with the mesh and the attention that were used."""
+    chosen = choose_backend(mesh.devices.flat[0].platform, model, execution.attention, mesh.shape["sequence"])
+    return to_json(execution) | {
+        "mesh": {axis: int(size) for axis, size in mesh.shape.items()},
+        "attention": chosen,
+    }

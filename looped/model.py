@@ -87,7 +87,7 @@ class Block(nnx.Module):
             k, v = cache = cache.write(k, v, at.slot)
         q = constrain(q, BATCH, "sequence", "tensor", None)
         k, v = (constrain(y, BATCH, None, "tensor", None) for y in (k, v))
-        attended = causal_attention(q, k, v, at.visible)
+        attended = causal_attention(q, k, v, at.visible, backend=self.attention)
         x = x + self.attention_out(attended.reshape(*x.shape[:-1], -1))
         x = constrain(x, BATCH, "sequence", None)
         h = constrain(self.mlp_in(self.mlp_norm(x)), BATCH, "sequence", "tensor")

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from looped.attention_backends import choose_backend
 from looped.config import ModelConfig, OptimizerConfig
 from looped.execution import DEFAULT, Execution
 from looped.loss import chunked_cross_entropy_sum, chunks_for
@@ -66,10 +67,11 @@ def build(
     platform = mesh.devices.flat[0].platform
     unroll = platform == "cpu" if execution.unroll is None else execution.unroll
     parts = mesh.shape["sequence"]
+    attention = choose_backend(platform, model, execution.attention, parts)
     devices_with_tokens = mesh.size // mesh.shape["tensor"]  # the others of a tensor group have the same ones
 
     def make(key):
-        return LoopedLM(model, nnx.Rngs(key), unroll=unroll, remat=execution.remat)
+        return LoopedLM(model, nnx.Rngs(key), unroll=unroll, remat=execution.remat, attention=attention)
 
     graphdef, abstract_params = nnx.split(nnx.eval_shape(lambda: make(0)), nnx.Param)
     optimizer = make_optimizer(optimizer_config, abstract_params)

@@ -83,7 +83,7 @@ def train(
     steps, batch_size = record.steps, spec.batch_size
     mesh = mesh_for(spec, execution)
     programs = compiled(spec.model, spec.optimizer, execution, mesh)
-    record = dataclasses.replace(record, execution=describe(execution, mesh))
+    record = dataclasses.replace(record, execution=describe(execution, mesh, spec.model))
     rates = learning_rates(spec)
     multiplier_at = functools.partial(decay, steps=steps, final_fraction=spec.optimizer.final_lr_fraction)
 
@@ -137,7 +137,9 @@ def train(
                 break
             if due:
                 checkpoints.save(step, state, notes={"losses": watch.notes()})
-                tracking.point(step, float(pending.loss), speed, multiplier_at(step - 1))  # none before it is lost
+                tracking.point(
+                    step, float(pending.loss), speed, multiplier_at(step - 1)
+                )  # none before it is lost
                 tracking.flush()
                 record = _advanced(record, step, began, watch)
                 began = last_save = time.monotonic()
