@@ -51,7 +51,9 @@ def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
     have one direction.  Zero stays zero.
     """
     x, tall = _start(g, dtype), g.shape[-2] > g.shape[-1]
-    x = _iterate(x.mT if tall else x)
+    x = x.mT if tall else x
+    for coefficients in POLAR_EXPRESS:
+        x = _polar_step(x, *coefficients)
     return (x.mT if tall else x).astype(g.dtype)
 
 
@@ -61,12 +63,9 @@ def _start(g: Array, dtype: Any) -> Array:
     return (g / jnp.where(n > 0, 1.02 * n + jnp.minimum((1e3 * n) ** 3, 1e-6), 1)).astype(dtype)
 
 
-def _iterate(x: Array) -> Array:
-    """The five steps from x [..., m, n], m ≤ n."""
-    for a, b, c in POLAR_EXPRESS:
-        A = x @ x.mT
-        x = a * x + (b * A + c * (A @ A)) @ x
-    return x
+def _polar_step(x: Array, a: Any, b: Any, c: Any) -> Array:
+    A = x @ x.mT
+    return a * x + (b * A + c * (A @ A)) @ x
 
 
 def polar_factors(gradients: Any, dtype: Any = jnp.float32) -> Any:
@@ -98,9 +97,10 @@ def _wide(x: Array) -> Array:
 
 
 def _iterate_spread(x: Array) -> Array:
-    """`_iterate` of x [matrices, m, n] with the matrices spread over the devices, filled up with zeros to go round.
+    """The five steps from x [matrices, m, n], m ≤ n, spread over the devices, with zeros added to go round.
 
-    Before and after, the matrices lie divided over fsdp, so that the way there and back is an all-to-all.
+    Before and after, the matrices lie divided over fsdp, so that the way there and back is an all-to-all.  The steps
+    are scanned: large products take a TPU's compiler seconds each.
     """
     matrices, rows = x.shape[:2]
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
@@ -108,7 +108,11 @@ def _iterate_spread(x: Array) -> Array:
     parts = math.prod(sizes[axis] for axis in axes)
     divided = "fsdp" if rows % sizes.get("fsdp", 1) == 0 else None
     x = constrain(jnp.pad(x, ((0, -matrices % parts), (0, 0), (0, 0))), None, divided, None)
-    x = constrain(_iterate(constrain(x, axes, None, None)), axes, None, None)
+    x = constrain(x, axes, None, None)
+    coefficients = jnp.asarray(POLAR_EXPRESS, x.dtype)
+    x = jax.lax.scan(
+        lambda x, abc: (constrain(_polar_step(x, *abc), axes, None, None), None), x, coefficients
+    )[0]
     return constrain(x, None, divided, None)[:matrices]
 
 
