@@ -62,8 +62,8 @@ class Checked:
     """Remedies compiled."""
 
 
-WORKER_BYTES = 4 * GIB
-"""Memory that one compiling process may take: with the largest model of the published grid it held 3.2 GB."""
+WORKER_BYTES = 5 * GIB
+"""Memory that one compiling process may take: after two of the largest models of the published grid it held 4.2 GB."""
 
 
 def default_workers() -> int:

@@ -44,7 +44,7 @@ class TpuCheck:
     """How the runs are carried out."""
     workers: Annotated[
         int | None,
-        tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core, by 4 GB of memory each)"),
+        tyro.conf.arg(metavar="INT", help_behavior_hint="(default: one a core, by 5 GiB of memory each)"),
     ] = None
     """Programs compiled at once."""
     output: Annotated[str, tyro.conf.arg(metavar="DIR")] = "runs/tpu-check"

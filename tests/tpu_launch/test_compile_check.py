@@ -120,7 +120,6 @@ def test_every_generation_has_the_devices_that_its_facts_say(monkeypatch):
             assert len(hosts) == slices.hosts, name
 
 
-@pytest.mark.slow
 @needs_libtpu
 def test_a_real_step_compiles_for_a_slice_that_is_not_here(worker):
     result = worker.compile(tiny("v5e:2x2"))
@@ -137,7 +136,6 @@ def test_a_real_step_compiles_for_a_slice_that_is_not_here(worker):
     assert result.flops > result.xla_flops
 
 
-@pytest.mark.slow
 @needs_libtpu
 def test_a_step_that_does_not_fit_or_divide_says_so(worker):
     large = tiny("v5e:1x1", d_model=1024, n_heads=8, sequence_length=32_768)
