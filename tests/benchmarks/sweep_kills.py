@@ -9,6 +9,9 @@ and the table that `looped sweep collect` makes.
 
 How long a start takes is measured first, and the runs are made so long, and the moments so far apart, that about half
 of the kills hit a start and half the training, on a machine of any speed.
+
+Seed 1, on two cores that other work used as well: 72 s undisturbed, 131 s with 30 kills (17 by SIGKILL), 38
+starts of a run, no bit of a loss and no point of a curve different; 3:54 minutes in all.
 """
 
 from __future__ import annotations
