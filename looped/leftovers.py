@@ -50,7 +50,7 @@ def check_lock(lock: pathlib.Path) -> None:
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
     except OSError:
-        holder = _holder(lock)
+        holder = holder(lock)
         if holder is not None:
             raise UserError(_in_use(holder)) from None
         raise UserError(
@@ -60,7 +60,7 @@ def check_lock(lock: pathlib.Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(_in_use(_holder(lock))) from None
+        raise UserError(_in_use(holder(lock))) from None
     finally:
         os.close(descriptor)
 
@@ -70,7 +70,7 @@ def _in_use(holder: int | None) -> str:
     return f"the TPU of this machine is in use by {who}; wait for it or end it."
 
 
-def _holder(lock: pathlib.Path) -> int | None:
+def holder(lock: pathlib.Path) -> int | None:
     """The process that holds a POSIX lock on the file, where the kernel says so."""
     inode = str(lock.stat().st_ino)
     try:

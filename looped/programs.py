@@ -19,7 +19,7 @@ from looped.attention_backends import choose_backend
 from looped.config import ModelConfig, OptimizerConfig
 from looped.execution import DEFAULT, Execution
 from looped.loss import chunked_cross_entropy_sum, chunks_for
-from looped.model import LoopedLM
+from looped.model import LoopedLM, capped_logits
 from looped.optimizer import GROUPS, check_norms, make_optimizer, smallest_norms
 from looped.sharding import MeshShape, batch_sharding, make_mesh, state_shardings
 
@@ -83,8 +83,13 @@ def build(
 
     def loss_sums(params, inputs, targets):
         lm = nnx.merge(graphdef, params)
-        chunks = chunks_for(inputs.size // devices_with_tokens, inputs.shape[1] // parts, model.padded_vocab)
-        return chunked_cross_entropy_sum(lm.unembed, lm.hidden(inputs), targets, chunks, parts)
+        chunks = chunks_for(
+            inputs.size // devices_with_tokens, inputs.shape[1] // parts, model.padded_vocab, platform
+        )
+        h = lm.hidden(inputs)
+        return chunked_cross_entropy_sum(
+            functools.partial(capped_logits, model), h, lm.unembedding_for(h), targets, chunks, parts
+        )
 
     def mean_loss(params, tokens):
         total, count = loss_sums(params, tokens[:, :-1], tokens[:, 1:])

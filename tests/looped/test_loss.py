@@ -46,10 +46,10 @@ def test_as_few_chunks_as_keep_the_logits_small(rows, length, vocabulary):
     def largest(n):
         return rows * (length // n) * vocabulary * 4
 
-    chunks = chunks_for(rows * length, length, vocabulary)
+    chunks, limit = chunks_for(rows * length, length, vocabulary, "cpu"), LARGEST_LOGITS["cpu"]
     assert length % chunks == 0
-    assert largest(chunks) <= LARGEST_LOGITS or chunks == length
-    assert not any(largest(n) <= LARGEST_LOGITS for n in range(1, chunks) if length % n == 0)
+    assert largest(chunks) <= limit or chunks == length
+    assert not any(largest(n) <= limit for n in range(1, chunks) if length % n == 0)
 
 
 @pytest.mark.parametrize(("chunks", "divisions"), [(1, 1), (4, 1), (2, 2), (6, 2)])
@@ -62,12 +62,33 @@ def test_in_chunks_the_loss_and_its_gradients_are_the_same(chunks, divisions):
         return cross_entropy_sum(h @ table.T, targets)
 
     def chunked(h, table):
-        return chunked_cross_entropy_sum(lambda x: x @ table.T, h, jnp.asarray(targets), chunks, divisions)
+        return chunked_cross_entropy_sum(
+            lambda h, table: h @ table.T, h, table, jnp.asarray(targets), chunks, divisions
+        )
 
     assert chunked(h, table)[1] == whole(h, table)[1] == np.sum(targets >= 0)
+    np.testing.assert_allclose(
+        chunked(h, table)[0], whole(h, table)[0], rtol=1e-6, err_msg="undifferentiated"
+    )
     (a, ga), (b, gb) = (
-        jax.value_and_grad(lambda *x, f=f: f(*x)[0], argnums=(0, 1))(h, table) for f in (whole, chunked)
+        jax.value_and_grad(lambda *x, f=f: 3 * f(*x)[0], argnums=(0, 1))(h, table) for f in (whole, chunked)
     )
     np.testing.assert_allclose(b, a, rtol=1e-6)
     for x, y in zip(ga, gb, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_logits_are_computed_once_and_one_part_at_a_time(chunks):
+    """Three products a part, for logits and two gradients, of V · D · T / chunks multiplications each."""
+    h, table = jnp.ones((2, 16, 8)), jnp.ones((32, 8))
+
+    def loss(h, table):
+        return chunked_cross_entropy_sum(
+            lambda h, table: h @ table.T, h, table, jnp.zeros((2, 16), int), chunks
+        )[0]
+
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(h, table).as_text()
+    assert text.count("dot_general") == 3
+    assert f"tensor<2x{16 // chunks}x32xf32>" in text
+    assert chunks == 1 or "tensor<2x16x32xf32>" not in text

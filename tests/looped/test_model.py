@@ -14,7 +14,7 @@ from looped.attention import Positions, rotary_tables
 from looped.config import ModelConfig
 from looped.errors import UserError
 from looped.loss import cross_entropy
-from looped.model import LoopedLM, _apply_stack
+from looped.model import LoopedLM, _apply_stack, product
 from looped.recurrence import INJECTIONS, PerPass
 
 TOKENS = random_tokens(SMALL)
@@ -152,3 +152,15 @@ def test_a_model_without_a_loop_has_neither_prelude_nor_coda():
     model = random_model(config)
     assert (model.prelude, model.coda) == (None, None)
     assert jax.eval_shape(model, random_tokens(config)).shape == (2, 128, 70)
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(3, 5), (5, 3), (4, 4)])
+def test_a_product_has_the_derivatives_of_one(n_in, n_out):
+    random = np.random.default_rng(0)
+    x, kernel = random.standard_normal((2, 7, n_in)), random.standard_normal((n_in, n_out))
+    weights = random.standard_normal((2, 7, n_out))
+    value, pull = jax.vjp(product, jnp.float32(x), jnp.float32(kernel))
+    by_x, by_kernel = pull(jnp.float32(weights))
+    np.testing.assert_allclose(value, x @ kernel, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_x, weights @ kernel.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(by_kernel, np.einsum("bti,bto->io", x, weights), rtol=1e-5, atol=1e-5)
