@@ -25,6 +25,7 @@ from experiments.attempts import attempt
 from looped.config import RunSpec
 from looped.errors import UserError, first_line
 from looped.leftovers import check_machine
+from looped.machine import keep_freed_memory
 from looped.preemption import raised_on_sigterm
 
 _REPORT_SECONDS = 0.5  # between two reports of one run's progress
@@ -38,6 +39,8 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
     """
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cpus.split(",")))
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        keep_freed_memory()
     connection = Connection(connection_fd)
     orders: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
     busy = threading.Event()

@@ -50,9 +50,9 @@ def check_lock(lock: pathlib.Path) -> None:
     try:
         descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
     except OSError:
-        holder = holder(lock)
-        if holder is not None:
-            raise UserError(_in_use(holder)) from None
+        own = holder(lock)
+        if own is not None:
+            raise UserError(_in_use(own)) from None
         raise UserError(
             f"{lock} was left by a process of another user (uid {lock.stat().st_uid}) that has ended, and libtpu would"
             f" take the TPU to be in use; remove it: sudo rm {lock}"
@@ -65,8 +65,8 @@ def check_lock(lock: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def _in_use(holder: int | None) -> str:
-    who = "another process" if holder is None else f"process {holder}"
+def _in_use(process: int | None) -> str:
+    who = "another process" if process is None else f"process {process}"
     return f"the TPU of this machine is in use by {who}; wait for it or end it."
 
 

@@ -194,9 +194,9 @@ def clear_lock(lock: pathlib.Path = leftovers.LOCK) -> None:
     """Removes libtpu's lock file where no process holds it, and says so; libtpu may be kept out by it."""
     if not lock.exists():
         return
-    holder = leftovers.holder(lock)
-    if holder is not None:
-        print(f"looped: {lock} is held by process {holder}; left alone", flush=True)
+    own = leftovers.holder(lock)
+    if own is not None:
+        print(f"looped: {lock} is held by process {own}; left alone", flush=True)
         return
     try:
         lock.unlink()
