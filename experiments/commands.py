@@ -7,9 +7,11 @@ import functools
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
+
+from looped.execution import DEFAULT, Execution
 
 
 @dataclasses.dataclass
@@ -71,6 +73,8 @@ class SweepRun:
     after three attempts that got nowhere."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
     """Show the curves in tensorboard, wandb or trackio as well; RUN/metrics.jsonl has them always."""
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = DEFAULT
+    """How runs are carried out, which changes their losses by rounding alone."""
 
     def run(self) -> int:
         from experiments.console import run_sweep
@@ -84,7 +88,7 @@ class SweepRun:
             raise UserError(
                 f"workers is {self.workers}; with --distributed one run is trained at a time: leave it out."
             )
-        options = {}
+        options: dict[str, Any] = {} if self.execution == DEFAULT else {"execution": self.execution}
         if self.track:
             from looped.tracking import check_trackers
 

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from looped.attention_backends import choose_backend
 from looped.config import ModelConfig, OptimizerConfig
 from looped.execution import DEFAULT, Execution
+from looped.jsonable import to_json
 from looped.loss import chunked_cross_entropy_sum, chunks_for
 from looped.model import LoopedLM, capped_logits
 from looped.optimizer import GROUPS, check_norms, make_optimizer, smallest_norms
@@ -160,3 +161,12 @@ def _accumulated(
 
     sums = jax.lax.scan(body, zero, split)[0]
     return jax.tree.map(lambda x: x / parts, sums)
+
+
+def describe(execution: Execution, mesh: Mesh, model: ModelConfig) -> dict[str, Any]:
+    """What the record says of it: the options, with the mesh and the attention that were used."""
+    chosen = choose_backend(mesh.devices.flat[0].platform, model, execution.attention, mesh.shape["sequence"])
+    return to_json(execution) | {
+        "mesh": {axis: int(size) for axis, size in mesh.shape.items()},
+        "attention": chosen,
+    }

@@ -19,12 +19,12 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from looped.config import ModelConfig
+from looped.config import ModelConfig, RunSpec
 from looped.errors import UserError
+from looped.execution import AXES, Execution, MeshAxes
 from looped.parameters import STACKS, parameter_path
 
 Array = jax.Array
-AXES = ("replica", "fsdp", "sequence", "tensor")
 BATCH = ("replica", "fsdp")
 
 RULES: dict[str, tuple[str | None, str | None]] = {
@@ -41,25 +41,6 @@ RULES: dict[str, tuple[str | None, str | None]] = {
 
 Matrices of any other name are divided over fsdp along the first of the two that it divides; vectors are whole.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshAxes:
-    """Devices along each axis of the mesh; those left out are chosen."""
-
-    replica: int | None = None
-    """Whole copies of the model; a multiple of the number of slices."""
-    fsdp: int | None = None
-    """Parts of the batch and of every matrix."""
-    sequence: int | None = None
-    """Parts of every sequence."""
-    tensor: int | None = None
-    """Parts of heads and MLP; 1 where left out."""
-
-    def __post_init__(self):
-        for axis in AXES:
-            if (size := getattr(self, axis)) is not None and size < 1:
-                raise UserError(f"mesh axis {axis} is {size}; it must be at least 1.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +161,23 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     if devices[0].platform == "tpu":
         return Mesh(mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True), AXES)
     return Mesh(np.array(devices).reshape(sizes), AXES)
+
+
+def mesh_for(spec: RunSpec, execution: Execution) -> Mesh:
+    """The mesh of a run on the devices there are; `UserError` where the run does not divide over them.
+
+    On CPU several devices are faked ones, for trying a mesh: without several processes and without an axis named, the
+    run takes the first alone.
+    """
+    devices = jax.devices()
+    asked = execution.mesh != MeshAxes() or jax.process_count() > 1
+    if devices[0].platform == "cpu" and not asked:
+        devices = devices[:1]
+    slices = count_slices(devices)
+    shape = choose_mesh(
+        spec.model, spec.batch_size, len(devices), slices, execution.mesh, execution.accumulate
+    )
+    return make_mesh(shape, devices)
 
 
 def constrain(x: Array, *axes: Any) -> Array:

@@ -24,14 +24,14 @@ from looped.checkpoint import Checkpoints
 from looped.config import ModelConfig, OptimizerConfig, RunSpec
 from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
-from looped.execution import DEFAULT, Execution, describe, mesh_for
+from looped.execution import DEFAULT, Execution
 from looped.jsonable import from_json, to_json
 from looped.jumps import JumpWatch
 from looped.optimizer import decay, learning_rates
 from looped.preemption import Preemption
-from looped.programs import Metrics, Programs, build
+from looped.programs import Metrics, Programs, build, describe
 from looped.record import RunRecord, read_record, write_record
-from looped.sharding import batch_sharding, global_batch, local_rows
+from looped.sharding import batch_sharding, global_batch, local_rows, mesh_for
 from looped.tracking import Tracking
 
 Progress = Callable[[int, int, float, float, float], None]

@@ -218,3 +218,17 @@ def test_quickstart_trains_then_fits_in_the_same_folder(capsys, monkeypatch):
     assert called[0][3] == 2
     assert called[1] == ("runs/laptop", "runs/laptop")
     assert "φ is what it is" in capsys.readouterr().out
+
+
+def test_a_sweep_carries_its_runs_out_as_asked(monkeypatch):
+    called = {}
+
+    def run_sweep(preset, specs, directory, **options):
+        called.update(options["options"])
+        return types.SimpleNamespace(exit_status=0)
+
+    monkeypatch.setattr("experiments.console.run_sweep", run_sweep)
+    assert command_line.main(["sweep", "run", "quickstart"]) == 0
+    assert called == {}, "as train does by itself"
+    assert command_line.main(["sweep", "run", "quickstart", "--remat", "pass", "--sequence", "2"]) == 0
+    assert called == {"execution": Execution(mesh=MeshAxes(sequence=2), remat="pass")}
