@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -100,11 +101,13 @@ class Quickstart:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 2 for bad input, 130 after Ctrl-C, 75 after SIGTERM where that
-    was waited for (`looped.preemption`)."""
+    was waited for (`looped.preemption`), 141 when its output is no longer read, 1 when a disk is full."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for mechanisms given as module:Class
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()  # here, so that what goes wrong is dealt with below
+        return status
     except UserError as error:
         print(f"looped: {error}", file=sys.stderr)
         return 2
@@ -117,8 +120,22 @@ def main(argv: list[str] | None = None) -> int:
         print("\nlooped: interrupted; the same command goes on from what is there.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is left to flush
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        where = f" at {error.filename}" if error.filename else ""
+        print(
+            f"looped: no space is left{where}; make room and start the same command again.", file=sys.stderr
+        )
+        return 1
+
+
+def _drop_output() -> None:
+    """Leaves nothing to flush at the end, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -232,3 +232,34 @@ def test_a_sweep_carries_its_runs_out_as_asked(monkeypatch):
     assert called == {}, "as train does by itself"
     assert command_line.main(["sweep", "run", "quickstart", "--remat", "pass", "--sequence", "2"]) == 0
     assert called == {"execution": Execution(mesh=MeshAxes(sequence=2), remat="pass")}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["grid", "paper-vanilla"], ["grid", "quickstart", "--json"]]
+)
+def test_a_full_disk_is_an_error_in_one_sentence(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "looped", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "looped: no space is left; make room and start the same command again.\n"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "looped", "grid", "paper-vanilla", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 141
