@@ -101,7 +101,8 @@ class Quickstart:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 2 for bad input, 130 after Ctrl-C, 75 after SIGTERM where that
-    was waited for (`looped.preemption`), 141 when its output is no longer read, 1 when a disk is full."""
+    was waited for (`looped.preemption`), 141 when its output is no longer read, 1 when something cannot be
+    written."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for mechanisms given as module:Class
     try:
@@ -123,13 +124,17 @@ def main(argv: list[str] | None = None) -> int:
         _drop_output()
         return 141
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_output()
+            where = f" at {error.filename}" if error.filename else ""
+            said = f"no space is left{where}; make room and start the same command again"
+        elif error.filename:
+            said = (
+                f"{error.filename}: {error.strerror or error}; name another place or change its permissions"
+            )
+        else:
             raise
-        _drop_output()
-        where = f" at {error.filename}" if error.filename else ""
-        print(
-            f"looped: no space is left{where}; make room and start the same command again.", file=sys.stderr
-        )
+        print(f"looped: {said}.", file=sys.stderr)
         return 1
 
 

@@ -263,3 +263,14 @@ def test_a_reader_that_goes_away_is_no_error():
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(60) == 141
+
+
+def test_a_place_that_cannot_be_written_is_an_error_in_one_sentence(capsys, monkeypatch):
+    def prepare(*arguments):
+        raise PermissionError(13, "Permission denied", "/there/data")
+
+    monkeypatch.setattr("looped.data.loader.prepare", prepare)
+    assert command_line.main(["data", "prepare"]) == 1
+    assert capsys.readouterr().err == (
+        "looped: /there/data: Permission denied; name another place or change its permissions.\n"
+    )
