@@ -50,7 +50,7 @@ class SweepRun:
     """
 
     preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET", help_behavior_hint="")]
-    """The preset's name; `looped grid` lists them."""
+    """The preset's name (`looped grid` lists them), or the file that `looped plan --json` wrote."""
     output: Annotated[
         str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/PRESET)")
     ] = None
@@ -83,7 +83,8 @@ class SweepRun:
         from looped.errors import UserError
         from looped.preemption import raised_on_sigterm
 
-        specs = preset(self.preset).specs(self.seeds, self.budgets)
+        chosen = preset(self.preset)
+        specs = chosen.specs(self.seeds, self.budgets)
         if self.distributed and self.workers != 1:
             raise UserError(
                 f"workers is {self.workers}; with --distributed one run is trained at a time: leave it out."
@@ -97,7 +98,7 @@ class SweepRun:
         share = WHOLE if self.share is None else Share.parse(self.share)
         sweep = functools.partial(
             run_sweep,
-            self.preset,
+            chosen.name,
             specs,
             self.output,
             share=share,

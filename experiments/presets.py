@@ -7,10 +7,14 @@ appendices C.2 (injection ablation), D.1 (learning-rate sweep) and I (extrapolat
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from etils import epath
 
 from looped.config import DataConfig, ModelConfig, OptimizerConfig, RunSpec
 from looped.errors import UserError, nearest
+from looped.jsonable import from_json
 
 Widths = Mapping[float, tuple[int, ...]]
 """Widths d_model to train at each budget in FLOPs."""
@@ -312,7 +316,25 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
 def preset(name: str) -> Preset:
-    """Returns the preset called `name`; `UserError` with the nearest names where there is none."""
+    """Returns the preset called `name`, or the runs of a plan's file, *.json; `UserError` where there is neither."""
+    if name.endswith(".json"):
+        return _of_plan(epath.Path(name))
     if name not in PRESETS:
         raise UserError(f"preset {name!r} is unknown.{nearest(name, PRESETS)}")
     return PRESETS[name]
+
+
+def _of_plan(path: epath.Path) -> Preset:
+    """The runs that `looped plan --json` wrote, on a local disk or gs://."""
+    try:
+        runs = json.loads(path.read_text())["runs"]
+        specs = tuple(
+            from_json(RunSpec, run["spec"], f"{path}: runs[{i}].spec.") for i, run in enumerate(runs)
+        )
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `looped plan … --json > {path.name}` writes one.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not a plan ({type(error).__name__}: {error}); write one with `looped plan … --json`."
+        ) from None
+    return Preset(path.stem, f"the runs of {path}", lambda: specs)

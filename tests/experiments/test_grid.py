@@ -1,6 +1,7 @@
 """The published grids, against the published counts; other presets against what the paper says of them."""
 
 import csv
+import json
 import pathlib
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from experiments.grid import rows
 from experiments.presets import PAPER_SIZES, PRESETS, paper_width, preset
 from looped.errors import UserError
+from looped.jsonable import to_json
 
 # Computed by the published code (PyTorch, arXiv:2604.21106) for its vanilla grid at r = 1 and r = 4.
 COUNTS = pathlib.Path(__file__).parents[1] / "data" / "counts.csv"
@@ -168,3 +170,32 @@ def test_widths_are_whole_heads():
 def test_an_unknown_preset_is_answered_with_the_nearest():
     with pytest.raises(UserError, match="'paper-truncated'"):
         preset("paper-truncted")
+
+
+# --- A plan's file ------------------------------------------------------------------------------------------
+
+
+def test_the_runs_of_a_plan_are_those_that_it_was_made_of(tmp_path):
+    specs = preset("quickstart").specs()[3:9]
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"runs": [{"spec": to_json(spec), "seconds": 1.0} for spec in specs]}))
+    assert preset(str(file)).name == "mine"
+    assert preset(str(file)).specs() == specs
+    assert preset(str(file)).specs(budgets=[specs[0].budget_flops])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file; `looped plan"),
+        ("{", "not a plan"),
+        ("[]", "not a plan"),
+        ('{"runs": [{"spec": {"stepz": 1}}]}', "runs\\[0\\].spec.stepz: not a field of RunSpec"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, content, words):
+    file = tmp_path / "mine.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=words):
+        preset(str(file))
