@@ -37,6 +37,9 @@ from looped.preemption import Preempted, raised_on_sigterm
 TRAIN = "looped.train:train"
 PREPARE = "looped.train:prepare_data"
 _SAVE_SECONDS = 60.0  # that an interrupted worker may take to save
+_LOST_AT_MOST = (
+    3  # workers killed before they had a run, as by a machine out of memory, before the sweep gives up
+)
 
 
 class View(Protocol):
@@ -167,6 +170,8 @@ class _Team:
         self.cpus = _share_cores(self.size)
         self.members: dict[Connection, _Worker] = {}
         self.crashes: set[str] = set()
+        self.preparing: _Worker | None = None
+        self.lost = 0
 
     def work(self) -> None:
         """Returns when no run is left to train, or the same crash has happened twice."""
@@ -219,6 +224,7 @@ class _Team:
 
     def _prepare_next(self, worker: _Worker) -> None:
         """Has each data set prepared by one worker, while the others start up; then hands out runs."""
+        self.preparing = worker if self.unprepared else None
         if self.unprepared:
             self.board.note = "preparing data"
             worker.order("prepare", self.unprepared[0])
@@ -262,13 +268,20 @@ class _Team:
         if status == -signal.SIGTERM:
             raise Preempted
         how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        if worker.run is None:
-            raise UserError(f"a worker process was {how} before it could train; see {worker.log}.")
-        self._crashed(worker.run, f"its process {how}" + (" (out of memory?)" if status == -9 else ""))
         index = int(worker.log.stem.rpartition("-")[2])
-        if self.schedule:
+        if worker.run is not None:
+            self._crashed(worker.run, f"its process {how}" + (" (out of memory?)" if status == -9 else ""))
+        elif status > 0 or self.lost == _LOST_AT_MOST:
+            raise UserError(f"a worker process was {how} before it could train; see {worker.log}.")
+        else:
+            self.lost += 1
+        if self.schedule or self.unprepared:
             self._hire(index)
-            self._assign(list(self.members.values())[-1])
+            successor = list(self.members.values())[-1]
+            if worker is self.preparing:
+                self._prepare_next(successor)
+            elif not self.unprepared:
+                self._assign(successor)
 
     def _crashed(self, run: Run, why: str) -> None:
         run.state, run.reason = "crashed", why

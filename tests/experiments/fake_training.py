@@ -18,6 +18,10 @@ STEPS = 40
 def prepare(spec):
     if spec.data.source == "nowhere":
         raise UserError("source is 'nowhere', which is not known.")
+    deaths = pathlib.Path(os.environ.get("DEATHS", "none"))  # a file with a line for each time to die here
+    if deaths.exists() and (left := deaths.read_text().splitlines()):
+        deaths.write_text("\n".join(left[1:]))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(spec, run_dir, *, progress=None):

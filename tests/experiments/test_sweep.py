@@ -145,6 +145,27 @@ def test_a_dead_worker_is_replaced_and_its_run_goes_on_next_time(tmp_path):
     assert again.there_before == 1
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_killed_before_it_has_a_run_is_replaced(tmp_path, monkeypatch, workers):
+    deaths = tmp_path / "deaths"
+    deaths.write_text("once\nagain")
+    monkeypatch.setenv("DEATHS", str(deaths))
+    wanted = specs("full", widths=(16, 32))
+    outcome = run(wanted, tmp_path / "sweep", workers=workers)
+    assert [r.state for r in outcome.runs] == ["done"] * 2
+    assert deaths.read_text() == ""
+    assert all(len(calls(tmp_path / "sweep", spec)) == 1 for spec in wanted)
+
+
+def test_workers_that_are_always_killed_end_the_sweep(tmp_path, monkeypatch):
+    deaths = tmp_path / "deaths"
+    deaths.write_text("again\n" * 10)
+    monkeypatch.setenv("DEATHS", str(deaths))
+    with pytest.raises(UserError, match="was killed by signal 9 before it could train; see"):
+        run(specs("full"), tmp_path / "sweep")
+    assert len(deaths.read_text().splitlines()) == 6, "it was tried four times"
+
+
 def test_bad_input_found_by_a_worker_is_the_users_to_read(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         run(specs("full", source="nowhere"), tmp_path)
