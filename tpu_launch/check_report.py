@@ -110,7 +110,8 @@ def show(checked: Sequence[Checked], slices: Slice, console: Console | None = No
         console.width = max(console.width, 140)  # where nothing wraps
     data = report(checked, slices)
     console.print(_fit_table(data, slices))
-    console.print(_traffic_table(data))
+    if any(_shown(cell)["collectives"] for cell in data["cells"]):
+        console.print(_traffic_table(data))
     console.print(_LEGEND, style="dim", highlight=False)
     for c in checked:
         for line in trouble(c, slices):
@@ -153,7 +154,7 @@ def _shown(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _fit_table(data: dict[str, Any], slices: Slice) -> Table:
     table = _table(
-        f"{slices}: {slices.chips} chips, {slices.generation.usable_gib:g} GiB usable a device",
+        f"{slices}: {slices.chips} {'chip' if slices.chips == 1 else 'chips'}, {slices.generation.usable_gib:g} GiB usable a device",
         ("r", "width", "runs", "mesh", "fits", "GiB", "compile", "PFLOP/step", "step", "bound", "MFU", "longest run",
          "chip-hours"),
     )  # fmt: skip

@@ -96,6 +96,11 @@ def test_the_tables_show_the_cell_and_what_it_sends_by_kind():
     assert "1 of 3 programs (6 runs) compile and fit on 2 slices of v5e:2x2." in text
 
 
+def test_one_device_sends_nothing_and_has_no_table_of_it():
+    assert "Sent in a step" in shown(GOOD)
+    assert "Sent in a step" not in shown(dataclasses.replace(GOOD, compiled=compiled(1, traffic=())))
+
+
 def test_what_the_partitioner_made_whole_and_what_was_not_counted_is_told():
     bad = dataclasses.replace(
         GOOD, compiled=compiled(1, involuntary_remat=("jit(step)/a bf16[2] (b)",), unknown_loops=1)
