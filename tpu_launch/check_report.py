@@ -154,7 +154,8 @@ def _shown(cell: dict[str, Any]) -> dict[str, Any]:
 
 def _fit_table(data: dict[str, Any], slices: Slice) -> Table:
     table = _table(
-        f"{slices}: {slices.chips} {'chip' if slices.chips == 1 else 'chips'}, {slices.generation.usable_gib:g} GiB usable a device",
+        f"{slices}: {slices.chips} chip{'' if slices.chips == 1 else 's'},"
+        f" {slices.generation.usable_gib:g} GiB usable a device",
         ("r", "width", "runs", "mesh", "fits", "GiB", "compile", "PFLOP/step", "step", "bound", "MFU", "longest run",
          "chip-hours"),
     )  # fmt: skip
