@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from looped.sharding import AXES
 from looped.slices import GIB, Slice
 from looped.text import clock
 from tpu_launch.check import Checked
+from tpu_launch.check_store import version
 from tpu_launch.compile_check import Compiled
 from tpu_launch.roofline import PRODUCT_EFFICIENCY
 
@@ -44,7 +44,7 @@ def report(checked: Sequence[Checked], slices: Slice) -> dict[str, Any]:
         "hbm_limit": slices.usable_hbm_per_device,
         "peak_flops_per_device": slices.peak_flops_per_device,
         "product_efficiency": PRODUCT_EFFICIENCY,
-        "versions": {p: importlib.metadata.version(p) for p in ("looped", "jax", "libtpu")},
+        "versions": {package: version(package) for package in ("looped", "jax", "libtpu")},
         "runs": sum(len(c.cell.runs) for c in checked),
         "fits": all(c.fits for c in checked),
         "chip_hours": sum(hours) if len(hours) == sum(len(c.cell.runs) for c in checked) else None,

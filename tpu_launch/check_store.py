@@ -76,13 +76,14 @@ def key_of(job: Job) -> str:
 def _source_hash(mechanism: str | None) -> str:
     digest = hashlib.sha256()
     for package in _PACKAGES:
-        digest.update(f"{package} {_version(package)}\n".encode())
+        digest.update(f"{package} {version(package)}\n".encode())
     for source in sorted(_sources((*_ROOTS, *((mechanism,) if mechanism else ())))):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Of an installed package, `none` without it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

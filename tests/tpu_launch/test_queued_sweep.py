@@ -195,7 +195,8 @@ def test_an_installation_that_fails_three_times_is_marked_and_ended(cloud, monke
     assert launch() == 0
     seen, said = watch(rounds=120)
     assert seen.over
-    assert said.count("the project could not be installed") == 3
+    assert [seen.ending(share) for share in (1, 2, 3)] == ["failed"] * 3
+    assert "the project could not be installed" in said
     assert cloud.states() == {}
 
 
