@@ -135,7 +135,7 @@ def test_a_key_changes_with_all_that_a_result_follows_from(monkeypatch):
         key_of(dataclasses.replace(job, execution=to_json(Execution(remat="layer")))),
         key_of(dataclasses.replace(job, model=dataclasses.replace(MODEL, recurrences=3))),
     }
-    monkeypatch.setattr(check_store, "_version", lambda package: "other")
+    monkeypatch.setattr(check_store, "version", lambda package: "other")
     check_store._source_hash.cache_clear()
     keys.add(key_of(job))
     monkeypatch.undo()
