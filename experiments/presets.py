@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from etils import epath
 
 from looped.config import DataConfig, ModelConfig, OptimizerConfig, RunSpec
-from looped.errors import UserError, nearest
+from looped.errors import UserError, first_line, nearest
 from looped.jsonable import from_json
 
 Widths = Mapping[float, tuple[int, ...]]
@@ -335,6 +335,6 @@ def _of_plan(path: epath.Path) -> Preset:
         raise UserError(f"{path}: no such file; `looped plan … --json > {path.name}` writes one.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path}: not a plan ({type(error).__name__}: {error}); write one with `looped plan … --json`."
+            f"{path}: not a plan ({first_line(error)}); write one with `looped plan … --json`."
         ) from None
     return Preset(path.stem, f"the runs of {path}", lambda: specs)

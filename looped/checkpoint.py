@@ -70,7 +70,7 @@ class Checkpoints:
                 state, notes = self._read(step, abstract)
                 why = None
             except Exception as error:  # Orbax, TensorStore and JSON raise many kinds
-                state, notes, why = None, {}, f"{type(error).__name__}: {first_line(error)}"
+                state, notes, why = None, {}, first_line(error)
             if not distributed.any_process(why is not None):
                 for bad, reason in damaged.items():
                     _say(f"the checkpoint of step {bad} is damaged ({reason}); going on from step {step}")

@@ -17,9 +17,8 @@ REQUEUE = 75
 """Exit status after SIGTERM: saved, start it again.  EX_TEMPFAIL of sysexits.h; Ctrl-C stays 130."""
 STOPPED = "stopped by SIGTERM; the same command goes on from what is there (status 75: start it again)"
 
-_polls = itertools.count(
-    1
-)  # of this process: later runs go on counting, since the cluster's answer names a number
+_polls = itertools.count(1)
+"""Of this process: later runs go on counting, since the cluster's answer names a number."""
 
 
 class Preempted(KeyboardInterrupt):

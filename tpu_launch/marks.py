@@ -14,6 +14,7 @@ from typing import Literal
 from etils import epath
 
 from looped.errors import UserError
+from looped.files import write_whole
 from looped.jsonable import from_json, to_json
 
 FOLDER = "shares"
@@ -58,8 +59,7 @@ def write(folder: epath.PathLike, mark: Mark) -> None:
     """Writes the mark, with the time, into a launch's folder.  One line, so that files can be read joined."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     path = epath.Path(folder) / FOLDER / file_name(mark.share, mark.shares)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(to_json(dataclasses.replace(mark, updated_at=now))) + "\n")
+    write_whole(path, json.dumps(to_json(dataclasses.replace(mark, updated_at=now))) + "\n")
 
 
 def read(folder: epath.PathLike, share: int, shares: int) -> Mark | None:

@@ -27,6 +27,7 @@ from looped.data.shards import hash_file
 from looped.data.sources import PRESETS
 from looped.data.tokenizers import Tokenizer, get_tokenizer
 from looped.errors import UserError, nearest
+from looped.files import is_remote
 
 if TYPE_CHECKING:
     import jax
@@ -338,7 +339,7 @@ def _prepare(plan: PackPlan, root: epath.Path, directory: epath.Path, alone: boo
 @contextlib.contextmanager
 def _lock(root: epath.Path, name: str) -> Iterator[bool]:
     """Holds a lock that ends with the process and yields True; False on remote storage, which has none."""
-    if "://" in os.fspath(root):
+    if is_remote(root):
         yield False
         return
     with open(root / f"lock-{name}", "w") as file:

@@ -37,6 +37,7 @@ from looped.data.shards import (
 )
 from looped.data.tokenizers import token_dtype
 from looped.errors import UserError
+from looped.files import is_remote
 from looped.jsonable import from_json, to_json
 
 SHARD_BYTES = 2**26
@@ -99,7 +100,7 @@ def pack(
 
 
 def _local(directory: epath.PathLike) -> Path:
-    if "://" in str(directory):
+    if is_remote(directory):
         raise UserError(
             f"output is {directory}; array_record files are written to a local disk alone: name a local folder (or a"
             " mounted bucket) and copy it when it is finished."
