@@ -220,11 +220,13 @@ def _is_alive(owner: Holder) -> bool:
 @contextlib.contextmanager
 def _lease(root: epath.Path, own: Holder) -> Iterator[Claim]:
     path = _path(root, own.share)
-    _wait_until_silent(root, path, own.share)
-    _beat(path, own)
-    time.sleep(SETTLE_SECONDS)
-    other = _read(path, own.share)
-    if other is not None and other.owner != own.owner:
+    other = None
+    while other is None:  # another wrote over it, and ended
+        _wait_until_silent(root, path, own.share)
+        _beat(path, own)
+        time.sleep(SETTLE_SECONDS)
+        other = _read(path, own.share)
+    if other.owner != own.owner:
         raise UserError(_refusal(root, other))
     claim, ended = Claim(), threading.Event()
     thread = threading.Thread(target=_keep, args=(path, own, claim, ended), daemon=True)

@@ -1,10 +1,13 @@
 """gs:// without a network: paths there lie in a local folder, for this process and those it starts.
 
-Like the real thing it has no folders of their own and no appending; unlike it, what is written is seen at once by all.
+Like the real thing it has no folders of their own and no appending, and an object appears or is replaced when it is
+complete; unlike it, what is written is seen at once by all.
 """
 
 import functools
+import io
 import os
+import tempfile
 
 import fsspec
 from etils.epath import backend
@@ -12,6 +15,23 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 VARIABLE = "LOOPED_TEST_BUCKET"  # names the local folder
+
+
+class Upload(io.BytesIO):
+    """An object in the making: there once it is closed."""
+
+    def __init__(self, path, uploads):
+        super().__init__()
+        self.path, self.uploads = path, uploads
+
+    def close(self):
+        if not self.closed:
+            for folder in (os.path.dirname(self.path), self.uploads):
+                os.makedirs(folder, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.uploads, delete=False) as part:
+                part.write(self.getvalue())
+            os.replace(part.name, self.path)
+        super().close()
 
 
 class FakeStore(DirFileSystem):
@@ -23,7 +43,10 @@ class FakeStore(DirFileSystem):
 
     def open(self, path, mode="rb", **options):
         assert "a" not in mode, "an object cannot be appended to"
-        return super().open(path, mode, **options)
+        if "w" not in mode:
+            return super().open(path, mode, **options)
+        upload = Upload(self._join(path), f"{self.path}.uploads")
+        return upload if "b" in mode else io.TextIOWrapper(upload, encoding=options.get("encoding", "utf-8"))
 
     def makedirs(self, path, exist_ok=False):
         """Makes nothing: a folder is there once an object is in it."""

@@ -113,16 +113,29 @@ def test_the_claim_of_a_killed_process_is_taken_over(folder):
 
 
 def test_of_two_that_begin_at_once_one_holds_it(remote, monkeypatch):
-    monkeypatch.setattr(claims, "SETTLE_SECONDS", 1.5)  # long beside what a busy machine delays a thread by
+    """Both find the share free, and both write before either looks again."""
+    monkeypatch.setattr(claims, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(claims, "BEAT_SECONDS", 60.0)
-    held, refused, ready, over = [], [], threading.Barrier(2), threading.Event()
+    together = threading.Barrier(2, timeout=60)
+
+    def in_step(name):
+        real = getattr(claims, name)
+
+        def call(*given):
+            real(*given)
+            together.wait()
+
+        monkeypatch.setattr(claims, name, call)
+
+    in_step("_wait_until_silent")
+    in_step("_beat")
+    held, refused, over = [], [], threading.Event()
 
     def begin():
-        ready.wait()
         try:
             with hold(remote, WHOLE, "runs"):
                 held.append(1)
-                over.wait(20)  # so that the other, however late it is, finds it held
+                over.wait(60)  # the claim stands until the other has looked
         except UserError as error:
             refused.append(str(error))
             over.set()

@@ -24,7 +24,9 @@ class Cloud:
         """Says what is to go wrong (`DEFAULTS` of fakes/cloud.py)."""
         path = self.root / "orders.json"
         before = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(before | what))
+        part = path.with_name("orders.part")
+        part.write_text(json.dumps(before | what))
+        part.replace(path)  # machines read it at any moment
 
     @property
     def state(self):

@@ -42,6 +42,13 @@ class Gone(SystemExit):
         super().__init__(status)
 
 
+def write(path, value):
+    """Whole or not at all: the machines that write are killed at any moment, and others read at any moment."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(value))
+    part.replace(path)
+
+
 @contextlib.contextmanager
 def state():
     """The state, locked and written back."""
@@ -54,7 +61,7 @@ def state():
         try:
             yield value
         finally:
-            path.write_text(json.dumps(value))
+            write(path, value)
 
 
 def orders():
@@ -66,7 +73,7 @@ def countdown(name):
     """Whether this is still one of the first `orders[name]` times."""
     given = orders()
     if given[name] > 0:
-        (ROOT / "orders.json").write_text(json.dumps(given | {name: given[name] - 1}))
+        write(ROOT / "orders.json", given | {name: given[name] - 1})
         return True
     return False
 

@@ -13,7 +13,7 @@ import os
 import pathlib
 import sys
 
-from cloud import ROOT, Gone, boot, countdown, kill, orders, parser, state
+from cloud import ROOT, Gone, boot, countdown, kill, orders, parser, state, write
 from fake_hosts import tpu_vm
 
 
@@ -128,7 +128,7 @@ def listing(argv, command):
         found = [
             item for item in value["resources"].values() if given.zone in ("-", item["name"].split("/")[3])
         ]
-    (ROOT / "orders.json").write_text(json.dumps(rules | {"lose": []}))
+    write(ROOT / "orders.json", rules | {"lose": []})
     print(json.dumps(found, indent=2))
     return 0
 

@@ -9,7 +9,7 @@ import datetime
 import json
 import sys
 
-from cloud import ROOT, Gone, boot, kill, orders, state, status_of
+from cloud import ROOT, Gone, boot, kill, orders, state, status_of, write
 
 
 def kubectl(argv):
@@ -54,7 +54,7 @@ def kubectl(argv):
             for name, item in value["jobsets"].items():
                 step(value, name, item, rules)
             found = [i for i in value["jobsets"].values() if i["metadata"]["labels"].get(label) == wanted]
-        (ROOT / "orders.json").write_text(json.dumps(rules | {"lose": []}))
+        write(ROOT / "orders.json", rules | {"lose": []})
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": found}))
         return 0
     with state() as value:
