@@ -176,6 +176,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    if set("\x85\u2028\u2029") & set(text):  # YAML 1.1 takes them for ends of lines, and folds them away
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import unicodedata
 
 from looped.errors import UserError
 from looped.jsonable import from_json, to_json
@@ -35,8 +36,8 @@ def check_output(output: str, shared: bool) -> str:
         raise UserError(
             f"output is {output!r}, which ends with the machines; name a folder in a bucket: gs://BUCKET/…"
         )
-    if any(ord(letter) < 32 for letter in output) or not output:
-        raise UserError(f"output is {output!r}; name a folder without control characters.")
+    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in output) or not output:
+        raise UserError(f"output is {output!r}; name a folder, without control characters or ends of lines.")
     if is_bucket(output):
         if set("*?[]#") & set(output):
             raise UserError(f"output is {output!r}; a name in a bucket cannot have any of * ? [ ] # here.")

@@ -93,6 +93,7 @@ def test_chips_of_an_accelerator_type(name, chips):
         ("runs/sweep", False, "give the whole path"),
         ("gs://bucket/a*b", True, "cannot have any of"),
         ("gs://bucket/a\nb", True, "without control characters"),
+        ("gs://bucket/a\u2028b", True, "without control characters"),
     ],
 )
 def test_a_folder_that_machines_cannot_share_is_refused(output, shared, expected):

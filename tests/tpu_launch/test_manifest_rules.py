@@ -48,6 +48,11 @@ def objects(launch, place, share):
     return [*manifests.queue(launch, place), manifests.jobset(launch, place, share)]
 
 
+@pytest.mark.parametrize("text", ["a\x85", "a\u2028b", "\u2029\n", "a: 'b\"#\n\tc", " x\n\n", "on", "1e3"])
+def test_text_survives_yaml(text):
+    assert yaml.safe_load(manifests.to_yaml([{"text": text}])) == {"text": text}
+
+
 @settings(deadline=None, max_examples=100)
 @given(launches())
 def test_every_manifest_keeps_to_the_field_rules_and_survives_yaml(drawn):
