@@ -72,10 +72,10 @@ def _chunked_forward(logits, h, table, targets, chunks, divisions):
             return cross_entropy_sum(logits(h, table), targets)
 
         (total, count), (by_h, by_table) = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)(h, table)
-        return (total, count, by_table.astype(jnp.float32)), by_h
+        return (total, count, by_table), by_h
 
     (total, count, by_table), by_h = _over_parts(part, h, targets, chunks, divisions)
-    return (total, count), (by_h, by_table.astype(table.dtype))
+    return (total, count), (by_h, by_table)
 
 
 def _chunked_backward(logits, chunks, divisions, kept, gradient):

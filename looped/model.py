@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from looped.config import ModelConfig
 from looped.errors import UserError
 from looped.execution import Remat
 from looped.recurrence import injection_class, loop
-from looped.sharding import BATCH, constrain
+from looped.sharding import BATCH, RULES, Axes, constrain, in_use
 
 Array = jax.Array
 
@@ -34,33 +34,67 @@ def _uniform(key: Array, shape: tuple[int, ...], dtype=jnp.float32, out_sharding
     return jax.random.uniform(key, shape, dtype, -limit, limit, out_sharding=out_sharding)
 
 
-@jax.custom_vjp
-def product(x: Array, kernel: Array) -> Array:
-    """x [..., in] · kernel [in, out] → [..., out].
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: Array, kernel: Array, kept: Axes = (None, None)) -> Array:
+    """x [..., in] · kernel [in, out] → [..., out], in x's type.
 
-    The kernel's derivative is computed with the smaller of its two factors transposed, which on CPU is the faster way.
+    The kernel, divided as in `kept`, is gathered along fsdp for it.  Its derivative has its own type, float32, in which
+    it is summed over the devices, and is divided as the kernel is.  It is computed with the smaller of its two factors
+    transposed, which on CPU is the faster way.
     """
-    return x @ kernel
+    return x @ _gathered(kernel, x.dtype, kept)
 
 
-def _product_backward(kept, gradient):
-    x, kernel = kept
+def _gathered(kernel: Array, dtype: jnp.dtype, kept: Axes) -> Array:
+    return constrain(kernel.astype(dtype), *in_use(kept))
+
+
+def _product_forward(x, kernel, kept):
+    return product(x, kernel, kept), (x, kernel)
+
+
+def _product_backward(kept, saved, gradient):
+    x, kernel = saved
     leading = tuple(range(x.ndim - 1))
 
     def over_tokens(a, b):
-        return jax.lax.dot_general(a, b, ((leading, leading), ((), ())))
+        return jax.lax.dot_general(a, b, ((leading, leading), ((), ())), preferred_element_type=kernel.dtype)
 
     narrow = kernel.shape[0] <= kernel.shape[1]
     by_kernel = over_tokens(x, gradient) if narrow else over_tokens(gradient, x).T
-    return gradient @ kernel.T, by_kernel
+    return gradient @ _gathered(kernel, x.dtype, kept).T, constrain(by_kernel, *kept)
 
 
-product.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _product_backward)
+product.defvjp(_product_forward, _product_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def look_up(table: Array, tokens: Array, dtype: jnp.dtype, kept: Axes) -> Array:
+    """table [V, D] float32, tokens [B, T] → [B, T, D] of `dtype`; its derivative as `product`'s.
+
+    The table is gathered first: a look-up in a divided one makes the compiler move whole activations.
+    """
+    return _gathered(table, dtype, kept)[tokens]
+
+
+def _look_up_forward(table, tokens, dtype, kept):
+    return look_up(table, tokens, dtype, kept), (table, tokens)
+
+
+def _look_up_backward(dtype, kept, saved, gradient):
+    del dtype
+    table, tokens = saved
+    by_table = jnp.zeros_like(table).at[tokens].add(gradient.astype(table.dtype))
+    return constrain(by_table, *kept), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def capped_logits(config: ModelConfig, h: Array, table: Array) -> Array:
     """h [..., D], unembedding [padded V, D] → cap · tanh(h · tableᵀ / cap) [..., V] in float32, without the padding."""
-    logits = product(h, table.T)[..., : config.vocab_size].astype(jnp.float32)
+    logits: Any = product(h, table.T, RULES["unembedding"][::-1])
+    logits = logits[..., : config.vocab_size].astype(jnp.float32)
     return config.logit_cap * jnp.tanh(logits / config.logit_cap)
 
 
@@ -76,17 +110,14 @@ class Norm(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x [..., in] → [..., out], no bias; the kernel is float32, the product in x's dtype.
+    """x [..., in] → [..., out], no bias; the kernel is float32, the product in x's dtype."""
 
-    `divided` is how the kernel lies while it is used, gathered from wherever it is kept.
-    """
-
-    def __init__(self, n_in: int, n_out: int, rngs: nnx.Rngs, divided: tuple[str | None, str | None]):
+    def __init__(self, n_in: int, n_out: int, rngs: nnx.Rngs, kept: Axes):
         self.kernel = nnx.Param(_uniform(rngs.params(), (n_in, n_out)))
-        self.divided = divided
+        self.kept = kept
 
     def __call__(self, x: Array) -> Array:
-        return product(x, constrain(self.kernel.get_value().astype(x.dtype), *self.divided))
+        return product(x, self.kernel.get_value(), self.kept)
 
 
 class Block(nnx.Module):
@@ -95,14 +126,13 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, attention: str):
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.attention_norm = Norm(config)
-        into, back = (None, "tensor"), ("tensor", None)
-        self.query = Linear(d, d, rngs, into)
-        self.key = Linear(d, kv, rngs, into)
-        self.value = Linear(d, kv, rngs, into)
-        self.attention_out = Linear(d, d, rngs, back)
+        self.query = Linear(d, d, rngs, RULES["query"])
+        self.key = Linear(d, kv, rngs, RULES["key"])
+        self.value = Linear(d, kv, rngs, RULES["value"])
+        self.attention_out = Linear(d, d, rngs, RULES["attention_out"])
         self.mlp_norm = Norm(config)
-        self.mlp_in = Linear(d, config.mlp_ratio * d, rngs, into)
-        self.mlp_out = Linear(config.mlp_ratio * d, d, rngs, back)
+        self.mlp_in = Linear(d, config.mlp_ratio * d, rngs, RULES["mlp_in"])
+        self.mlp_out = Linear(config.mlp_ratio * d, d, rngs, RULES["mlp_out"])
         self.head_dim, self.epsilon, self.attention = config.head_dim, config.norm_epsilon, attention
 
     def __call__(self, x: Array, at: Positions, cache: KeyValues | None) -> tuple[Array, KeyValues | None]:
@@ -268,9 +298,8 @@ class LoopedLM(nnx.Module):
         def run(stack: Block | None, x: Array, cache: KeyValues | None):
             return _apply_stack(stack, x, at, cache, self.unroll, self.remat)
 
-        # The table is gathered first: a look-up in a divided one makes the compiler move whole activations.
-        table = constrain(self.embedding.get_value(), None, None)
-        x = constrain(table[tokens].astype(config.compute_dtype), BATCH, "sequence", None)
+        x: Any = look_up(self.embedding.get_value(), tokens, config.compute_dtype, RULES["embedding"])
+        x = constrain(x, BATCH, "sequence", None)
         e, prelude_cache = run(self.prelude, self.embedding_norm(x), caches.prelude)
 
         entering = self.injection.prepare(e)
@@ -291,8 +320,4 @@ class LoopedLM(nnx.Module):
 
     def unembed(self, h: Array) -> Array:
         """h [..., D] → capped logits [..., V] in float32, the vocabulary's padding cut off."""
-        return capped_logits(self.config, h, self.unembedding_for(h))
-
-    def unembedding_for(self, h: Array) -> Array:
-        """The table that `capped_logits` wants, [padded V, D] in h's type, gathered."""
-        return constrain(self.unembedding.get_value().astype(h.dtype), None, None)
+        return capped_logits(self.config, h, self.unembedding.get_value())

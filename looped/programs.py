@@ -89,7 +89,7 @@ def build(
         )
         h = lm.hidden(inputs)
         return chunked_cross_entropy_sum(
-            functools.partial(capped_logits, model), h, lm.unembedding_for(h), targets, chunks, parts
+            functools.partial(capped_logits, model), h, lm.unembedding.get_value(), targets, chunks, parts
         )
 
     def mean_loss(params, tokens):

@@ -27,7 +27,10 @@ from looped.parameters import STACKS, parameter_path
 Array = jax.Array
 BATCH = ("replica", "fsdp")
 
-RULES: dict[str, tuple[str | None, str | None]] = {
+Axes = tuple[str | None, str | None]
+"""Of the mesh, along which a matrix's two axes are divided."""
+
+RULES: dict[str, Axes] = {
     "query": ("fsdp", "tensor"),
     "key": ("fsdp", "tensor"),
     "value": ("fsdp", "tensor"),
@@ -185,6 +188,11 @@ def constrain(x: Array, *axes: Any) -> Array:
     if jax.sharding.get_abstract_mesh().size <= 1:
         return x
     return jax.lax.with_sharding_constraint(x, P(*axes))
+
+
+def in_use(kept: Axes) -> Axes:
+    """How a matrix that is `kept` divided so lies while it is used, gathered along fsdp."""
+    return (None if kept[0] == "fsdp" else kept[0], None if kept[1] == "fsdp" else kept[1])
 
 
 def spread_axes(matrices: int) -> tuple[str, ...]:
