@@ -101,6 +101,7 @@ def test_the_profile_closes_around_phi(analysis, arm):
     assert found.phi[0] < found.interval.low < arm.phi < found.interval.high < found.phi[-1]
 
 
+@pytest.mark.slow
 def test_neighbouring_laws_as_measured_by_hand(analysis, arm):
     few = dataclasses.replace(arm, draws=dataclasses.replace(arm.draws, weights=arm.draws.weights[:100]))
     rows = {row.law.name: row for row in sensitivity(analysis, few)}

@@ -47,6 +47,7 @@ def test_where_no_phi_can_be_given_phi_is_null_and_the_status_2(capsys, table):
     assert err.startswith("vanilla: no φ can be given: all rows have one compute budget")
 
 
+@pytest.mark.slow
 def test_laws_diagnosis_and_optima_join_both_outputs(capsys):
     extra = ["--laws", "--diagnose", "--optima"]
     status, out, _ = run(capsys, "fit", VANILLA, "--json", *extra, *FEW)

@@ -102,6 +102,7 @@ def random_truth(rng):
     }
 
 
+@pytest.mark.slow
 def test_100_random_truths_are_recovered_without_noise(vanilla):
     rng = np.random.default_rng(0)
     worst = 0.0

@@ -209,6 +209,7 @@ def test_without_a_loss_a_converted_run_is_not_called_done(tmp_path):
     assert (record.status, record.loss) == ("running", None)
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_is_written_as_the_published_code_would(tmp_path, packed_folder):
     model = ModelConfig(sequence_length=32, d_model=16, n_heads=1, recurrent_layers=1, backprop_recurrences=1)
     spec = RunSpec(

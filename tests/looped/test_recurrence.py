@@ -124,6 +124,7 @@ def test_a_mechanism_keeps_the_type_of_activations(injection):
     np.testing.assert_allclose(rounded.astype(jnp.float32), exact, atol=0.1)
 
 
+@pytest.mark.slow
 def test_backprop_through_fewer_passes_takes_less_memory():
     def temporaries(k):
         config = dataclasses.replace(
@@ -279,6 +280,7 @@ def plug_in(tmp_path, monkeypatch):
     sys.modules.pop("my_mechanism", None)
 
 
+@pytest.mark.slow
 def test_a_mechanism_of_ones_own_is_trained_counted_and_recorded(plug_in, packed_folder, tmp_path):
     model = ModelConfig(sequence_length=32, d_model=16, n_heads=1, recurrent_layers=1, injection=plug_in)
     spec = RunSpec(
