@@ -19,9 +19,9 @@ from jax.core import Tracer
 from looped.config import OptimizerConfig, RunSpec
 from looped.counting import reference_tokens, target_tokens
 from looped.errors import UserError
-from looped.parameters import STACKS, parameter_name
+from looped.parameters import STACKS, parameter_name, parameter_path
 from looped.recurrence import PerPass
-from looped.sharding import constrain, spread_axes
+from looped.sharding import Axes, MeshShape, constrain, parameter_spec, spread_axes
 
 Array = jax.Array
 GROUPS = ("matrix", "embedding", "unembedding", "norm", "per_pass")
@@ -50,11 +50,11 @@ def polar_factor(g: Array, dtype: Any = jnp.float32) -> Array:
     would lose its direction; for n below 1e-5 it therefore becomes (1000·n)³, and a gradient and the same times 1e-9
     have one direction.  Zero stays zero.
     """
-    x, tall = _start(g, dtype), g.shape[-2] > g.shape[-1]
-    x = x.mT if tall else x
+    tall = g.shape[-2] > g.shape[-1]
+    x = _turned(_start(g, dtype), tall)
     for coefficients in POLAR_EXPRESS:
         x = _polar_step(x, *coefficients)
-    return (x.mT if tall else x).astype(g.dtype)
+    return _turned(x, tall).astype(g.dtype)
 
 
 def _start(g: Array, dtype: Any) -> Array:
@@ -76,44 +76,61 @@ def polar_factors(gradients: Any, dtype: Any = jnp.float32) -> Any:
     """
     if jax.sharding.get_abstract_mesh().size <= 1:
         return jax.tree.map(lambda g: polar_factor(g, dtype), gradients)
-    leaves, tree = jax.tree.flatten(gradients)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for i, g in enumerate(leaves):
-        alike.setdefault(tuple(sorted(g.shape[-2:])), []).append(i)
-    for members in alike.values():
-        wide = [_wide(_start(leaves[i], dtype)) for i in members]
-        done = _iterate_spread(jnp.concatenate(wide))
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(gradients)
+    leaves = [g for _, g in paths_and_leaves]
+    ways = [_way(parameter_path(path), g.shape) for path, g in paths_and_leaves]
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, (g, way) in enumerate(zip(leaves, ways, strict=True)):
+        alike.setdefault((*sorted(g.shape[-2:]), way.divided), []).append(i)
+    for (*_, divided), members in alike.items():
+        wide = [_turned(_start(leaves[i], dtype), ways[i].turn) for i in members]
+        wide = [x.reshape(-1, *x.shape[-2:]) for x in wide]
+        done = _iterate_spread(jnp.concatenate(wide), divided)
         ends = np.cumsum([len(w) for w in wide])[:-1]
         for i, x in zip(members, jnp.split(done, ends), strict=True):
             g = leaves[i]
-            leaves[i] = (x.mT if g.shape[-2] > g.shape[-1] else x).reshape(g.shape).astype(g.dtype)
+            leaves[i] = _turned(x, ways[i].turn).reshape(g.shape).astype(g.dtype)
     return jax.tree.unflatten(tree, leaves)
 
 
-def _wide(x: Array) -> Array:
-    """x [..., m, n] as [matrices, min(m, n), max(m, n)]."""
-    x = x.reshape(-1, *x.shape[-2:])
-    return x.mT if x.shape[-2] > x.shape[-1] else x
+class _Way(NamedTuple):
+    """How matrices come to be [m, n], m ≤ n: whether they are turned, and how they then lie divided over fsdp."""
+
+    turn: bool
+    divided: Axes
 
 
-def _iterate_spread(x: Array) -> Array:
+def _way(path: tuple[str, ...], shape: tuple[int, ...]) -> _Way:
+    """Square ones are turned where that makes their rows divided, as those of others of their shape are."""
+    mesh = MeshShape(**dict(jax.sharding.get_abstract_mesh().shape))
+    spec = (*parameter_spec(path, shape, mesh), None, None)[len(shape) - 2 :][:2]
+    rows, columns = ("fsdp" if axis == "fsdp" else None for axis in spec)
+    m, n = shape[-2:]
+    turn = m > n or (m == n and rows is None)
+    return _Way(turn, (columns, rows) if turn else (rows, columns))
+
+
+def _turned(x: Array, turn: bool) -> Array:
+    return x.mT if turn else x
+
+
+def _iterate_spread(x: Array, divided: Axes) -> Array:
     """The five steps from x [matrices, m, n], m ≤ n, spread over the devices, with zeros added to go round.
 
-    Before and after, the matrices lie divided over fsdp, so that the way there and back is an all-to-all.  The steps
+    Before and after, the matrices lie as `divided` says, so that the way there and back is an all-to-all.  The steps
     are scanned: large products take a TPU's compiler seconds each.
     """
-    matrices, rows = x.shape[:2]
+    matrices = len(x)
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     axes = spread_axes(matrices)
     parts = math.prod(sizes[axis] for axis in axes)
-    divided = "fsdp" if rows % sizes.get("fsdp", 1) == 0 else None
-    x = constrain(jnp.pad(x, ((0, -matrices % parts), (0, 0), (0, 0))), None, divided, None)
+    x = constrain(jnp.pad(x, ((0, -matrices % parts), (0, 0), (0, 0))), None, *divided)
     x = constrain(x, axes, None, None)
     coefficients = jnp.asarray(POLAR_EXPRESS, x.dtype)
     x = jax.lax.scan(
         lambda x, abc: (constrain(_polar_step(x, *abc), axes, None, None), None), x, coefficients
     )[0]
-    return constrain(x, None, divided, None)[:matrices]
+    return constrain(x, None, *divided)[:matrices]
 
 
 def scale_by_polar(momentum: float = 0.95, dtype: Any = jnp.float32) -> optax.GradientTransformation:

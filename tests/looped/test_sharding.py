@@ -1,5 +1,6 @@
 """The mesh: a run is the same on every one; what does not divide is refused with what would."""
 
+import collections
 import dataclasses
 import math
 import re
@@ -18,6 +19,8 @@ from looped.errors import UserError
 from looped.execution import Execution
 from looped.loss import LARGEST_LOGITS
 from looped.model import look_up, product
+from looped.optimizer import _way
+from looped.parameters import parameter_path
 from looped.programs import build
 from looped.sharding import (
     MeshAxes,
@@ -125,6 +128,20 @@ def test_no_matrix_is_iterated_on_every_device():
     assert re.search(rf"f32\[{4 * matrices // 8},{d},{d}\]\S* dot\(", text), "4 of 32 on each device"
     assert re.search(rf"f32\[{2 * matrices // 8},{d},{4 * d}\]\S* dot\(", text), "2 of 16 on each device"
     assert not re.search(rf"f32\[{4 * matrices},{d},{d}\]\S* dot\(", text)
+
+
+def test_matrices_of_one_shape_lie_alike_for_the_iterations():
+    """So that they go to their devices together: by rows, for which tall ones and some square ones are turned."""
+    mesh = make_mesh(MeshShape(fsdp=8))
+    params = build(MODEL, OPTIMIZER, Execution(unroll=False), mesh).abstract.params
+    divided = collections.defaultdict(set)
+    with jax.set_mesh(mesh):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params["recurrent_block"]):
+            if leaf.ndim == 3:
+                way = _way(("recurrent_block", *parameter_path(path)), leaf.shape)
+                divided[tuple(sorted(leaf.shape[1:]))].add(way.divided)
+    d = MODEL.d_model
+    assert divided == {(d, d): {("fsdp", None)}, (d, 4 * d): {("fsdp", None)}}
 
 
 def test_logits_of_a_large_vocabulary_are_never_there_at_once():
