@@ -23,7 +23,7 @@ from typing import Any
 
 from experiments.attempts import attempt
 from looped.config import RunSpec
-from looped.errors import UserError, first_line
+from looped.errors import UserError, first_line, out_of_room
 from looped.leftovers import check_machine
 from looped.machine import keep_freed_memory
 from looped.preemption import raised_on_sigterm
@@ -39,8 +39,7 @@ def main(connection_fd: int, train: str, prepare: str, cpus: str) -> None:
     """
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cpus.split(",")))
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     connection = Connection(connection_fd)
     orders: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
     busy = threading.Event()
@@ -91,7 +90,8 @@ def _report(connection: Connection, kind: str, payload: Any) -> None:
 
 
 def _carry_out(connection: Connection, function: Any, kind: str, arguments: tuple) -> tuple[str, Any]:
-    """Returns (`finished`, record), (`prepared`, None), (`refused`, why: bad input) or (`crashed`, why).
+    """Returns (`finished`, record), (`prepared`, None), (`refused`, why: bad input), (`crashed`, why) or, for data that
+    the disk has no room for, (`full`, where).
 
     A run that has crashed too often is finished, as failed.
     """
@@ -107,6 +107,8 @@ def _carry_out(connection: Connection, function: Any, kind: str, arguments: tupl
         return "refused", str(error)
     except Exception as error:
         traceback.print_exc()
+        if kind == "prepare" and (full := out_of_room(error)) is not None:
+            return "full", full.filename
         return "crashed", first_line(error)
 
 

@@ -36,6 +36,9 @@ class Train:
     """Show the curve in tensorboard, wandb or trackio as well; RUN/metrics.jsonl has it always."""
 
     def run(self) -> int:
+        from looped.machine import keep_freed_memory
+
+        keep_freed_memory()  # before anything brings JAX
         from looped import distributed
         from looped.leftovers import check_machine
         from looped.preemption import raised_on_sigterm

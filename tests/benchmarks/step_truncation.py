@@ -30,9 +30,8 @@ def arguments():
 
 def main():
     options = arguments()
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
     keep_freed_memory()
-    if options.topology:
-        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
 
     from jax.experimental import topologies
 

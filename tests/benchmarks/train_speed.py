@@ -10,6 +10,7 @@ add up to the step.  `--forget` leaves out `looped.machine.keep_freed_memory`.
 """
 
 import argparse
+import os
 import resource
 import time
 
@@ -28,6 +29,7 @@ def arguments():
 
 def main():
     options = arguments()
+    os.environ["JAX_PLATFORMS"] = "cpu"
     if not options.forget:
         keep_freed_memory()
 
