@@ -36,15 +36,14 @@ class Train:
     """Show the curve in tensorboard, wandb or trackio as well; RUN/metrics.jsonl has it always."""
 
     def run(self) -> int:
-        from looped.machine import keep_freed_memory
-
-        keep_freed_memory()  # before anything brings JAX
         from looped import distributed
         from looped.leftovers import check_machine
+        from looped.machine import keep_freed_memory
         from looped.preemption import raised_on_sigterm
         from looped.tracking import check_trackers
 
         check_trackers(self.track)
+        keep_freed_memory()
         check_machine(self.distributed)  # before JAX takes the devices
         if self.distributed:
             distributed.initialize()

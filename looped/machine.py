@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 
 
 def available_cores() -> list[int]:
@@ -18,13 +17,13 @@ def available_cores() -> list[int]:
 def keep_freed_memory() -> None:
     """Makes this process keep the large blocks that it frees and use them again, where JAX is to use the CPU.
 
-    That is, where the environment says JAX_PLATFORMS=cpu; with JAX already there it is too late, and nothing happens.
+    That is, where the environment says JAX_PLATFORMS=cpu; to be called before JAX takes its devices.
 
     XLA on CPU takes the memory for a step's temporaries anew in every step, and the GNU C library gives blocks of that
     size back to the system at once, which hands out every page again, zeroed: a sixth of the time of a small step
     (tests/benchmarks/train_speed.py --forget).  With another C library nothing happens.
     """
-    if os.environ.get("JAX_PLATFORMS") != "cpu" or "jax" in sys.modules:
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
         return
     try:
         known = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
