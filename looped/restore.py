@@ -13,6 +13,7 @@ from looped.checkpoint import Checkpoints
 from looped.config import RunSpec
 from looped.errors import UserError
 from looped.jsonable import from_json
+from looped.mechanisms import check_named
 from looped.model import LoopedLM
 from looped.record import RunRecord, find_records, read_record
 from looped.train import compiled
@@ -35,6 +36,7 @@ def load_run(run_dir: epath.PathLike) -> TrainedRun:
         runs = [path for path, _ in find_records(run_dir)]
         hint = f"it holds runs: name one, such as {runs[0]}" if runs else "`looped train` makes one"
         raise UserError(f"{os.fspath(run_dir)}: no run is there; {hint}.")
+    check_named(record.spec, f"{os.fspath(run_dir)}: its record")
     spec = from_json(RunSpec, record.spec)
     checkpoints = Checkpoints(run_dir)
     found = checkpoints.restore(compiled(spec.model, spec.optimizer).abstract)

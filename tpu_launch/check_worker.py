@@ -16,8 +16,8 @@ from looped.jsonable import from_json, to_json
 from tpu_launch.compile_check import ENVIRONMENT, Compiled, Job, involuntary_rematerialisations
 
 ATTEMPTS = 2
-ARGUMENTS = ("-m", "tpu_launch.compile_check")
-"""Of Python, to start the worker."""
+ARGUMENTS = ("-P", "-m", "tpu_launch.compile_check")
+"""Of Python, to start the worker: without the folder that it is in, whose files might be taken for packages."""
 
 
 class Worker:
@@ -63,12 +63,10 @@ class Worker:
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
             root = str(pathlib.Path(__file__).parents[1])
-            path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"), os.getcwd())))
+            path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
             self._process = subprocess.Popen(
                 [sys.executable, *ARGUMENTS],
-                env=os.environ
-                | ENVIRONMENT
-                | {"PYTHONPATH": path},  # the folder for mechanisms given as module:Class
+                env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,  # file descriptor 2, on which C++ prints

@@ -35,7 +35,9 @@ class GkeEngine:
         selector = f"--selector={SWEEP_LABEL}={sweep_key(self.launch.output)}"
         at = f"--namespace={self.place.namespace}"
         answer = outside.run(self._kubectl("get", "jobsets.jobset.x-k8s.io", at, selector, "--output=json"))
-        return [self._machine(item) for item in parse_list(answer, "`kubectl get jobsets`")]
+        found = [self._machine(item) for item in parse_list(answer, "`kubectl get jobsets`")]
+        key = sweep_key(self.launch.output)
+        return [machine for machine in found if (parse_machine_name(machine.name) or ("",))[0] == key]
 
     def delete(self, name: str) -> list[Call]:
         at = f"--namespace={self.place.namespace}"

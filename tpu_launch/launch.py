@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
 
-from looped.errors import UserError
+from looped.credentials import check_address
+from looped.errors import UserError, nearest
 from looped.slices import Slice, slice_of
+from looped.tracking import TRACKERS
 from tpu_launch.names import cloud_names
 
 SCHEMA_VERSION = 1
 FOLDER = ".launch"
 """In the sweep's folder; a name with a dot is no run to the sweep."""
+MOST_SHARES = 99_999
+_LIKE_A_SECRET = (
+    r"(hf_|sk-|ghp_|github_pat_|glpat-|xox[a-z]-|AKIA|AIza|ya29\.|wandb_v\d+_|local-).*"
+    r"|(?=.*\d)[A-Za-z0-9+/_=]{32,}"  # letters and digits without a pause: a key, by any maker
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +55,10 @@ class Gke:
     image: str = "python:3.11"
     service_account: str | None = None
 
+    def __post_init__(self):
+        if self.pool < 1:
+            raise UserError(f"pool is {self.pool}; it must be at least 1.")
+
 
 @dataclasses.dataclass(frozen=True)
 class Ssh:
@@ -58,10 +72,25 @@ class Ssh:
     port: int = 8476
     """Of the coordinator on the first host of a share."""
 
+    def __post_init__(self):
+        if self.hosts_per_share < 1:
+            raise UserError(f"hosts_per_share is {self.hosts_per_share}; it must be at least 1.")
+        if not 1 <= self.port <= 65_535:
+            raise UserError(f"port is {self.port}; it must lie between 1 and 65,535.")
+
+    @property
+    def most_shares(self) -> int:
+        """How many shares the machines make up."""
+        return len(self.tpu_vms) or len(self.hosts) // self.hosts_per_share
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A sweep on machines."""
+    """A sweep on machines.
+
+    Its words end in command lines, scripts, manifests and paths, whether they were typed or lay in a bucket, so what
+    could be taken for anything but a word is refused here: `UserError`.
+    """
 
     preset: str
     output: str
@@ -85,13 +114,23 @@ class Launch:
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self):
-        if self.shares < 1:
-            raise UserError(f"shares is {self.shares}; it must be at least 1.")
+        if not 1 <= self.shares <= MOST_SHARES:
+            raise UserError(f"shares is {self.shares}; it must lie between 1 and {MOST_SHARES:,}.")
         if sum(place is not None for place in (self.queued, self.gke, self.ssh)) != 1:
             raise UserError("a launch has one engine: queued, gke or ssh.")
         for variable, name in self.secrets.items():
             _check_secret(variable, name)
+        for field, text in _texts(self):
+            _check_text(field, text)
+        _check_source(self.source)
+        for name in self.track:
+            if name not in TRACKERS:
+                raise UserError(f"track has {name!r}, which is unknown.{nearest(name, TRACKERS)}")
+        if self.ssh is not None and self.shares > self.ssh.most_shares:
+            raise UserError(f"shares is {self.shares}, and the hosts make up {self.ssh.most_shares}.")
         machines = self.machines
+        if self.ssh is None and machines is None:
+            raise UserError(f"slice is missing; a launch by {self.engine} needs one, as v5e:4x4.")
         if self.queued is not None and machines is not None:
             cloud_names(machines)
 
@@ -132,13 +171,62 @@ class Launch:
         return tuple(words)
 
 
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of a launch with the field that it is in."""
+    if isinstance(value, str):
+        yield name, value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _texts(getattr(value, field.name), field.name)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _texts(item, name)
+
+
+_NAMES = {
+    "project",
+    "zone",
+    "service_account",
+    "network",
+    "subnetwork",
+    "context",
+    "namespace",
+    "queue",
+    "image",
+}
+"""Fields whose values are names, in the letters that Google Cloud and Kubernetes have for them."""
+_HOSTS = {"hosts", "tpu_vms"}
+
+
+def _check_text(field: str, text: str) -> None:
+    if not text or any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in text):
+        raise UserError(f"{field} is {text!r}; give text without control characters or ends of lines.")
+    check_address(field, text)
+    if field in _HOSTS and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", text):
+        raise UserError(f"hosts has {text!r}; write names that ssh knows, as worker-1 or user@10.0.0.2.")
+    if text.startswith("-"):
+        raise UserError(f"{field} is {text!r}, which would be taken for an option; give it another name.")
+    if field in _NAMES and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:@/+-]*", text):
+        raise UserError(f"{field} is {text!r}; write it as Google Cloud or Kubernetes shows it.")
+
+
+def _check_source(source: str) -> None:
+    """The name of a file, or what pip takes for looped and nothing else."""
+    if not re.fullmatch(
+        r"[A-Za-z0-9_][A-Za-z0-9_.+-]*|looped==[\w.+!-]+|(git\+)?[a-z]+://[^\s;'\"]+", source
+    ):
+        raise UserError(
+            f"source is {source!r}; give a file of plain letters, looped==VERSION, https://… or git+https://….git@REVISION."
+        )
+
+
 def _check_secret(variable: str, name: str) -> None:
     """Refuses what is no name, above all the secret itself, which it does not repeat."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise UserError(
             f"secrets has {variable!r}, which is no name of an environment variable; write VARIABLE=SECRET."
         )
-    if re.fullmatch(r"[0-9a-f]{32,}|(hf_|sk-|ghp_|AIza|ya29\.).*", name):
+    if re.fullmatch(_LIKE_A_SECRET, name, re.DOTALL):
         raise UserError(
             f"secrets gives {variable} what looks like the secret itself; store that in Secret Manager (for gke as a"
             " Kubernetes secret) and write the name that it has there."

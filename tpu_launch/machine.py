@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from etils import epath
 
 from looped import leftovers
+from looped.credentials import hidden, without
 from looped.preemption import REQUEUE
 from tpu_launch import marks
 from tpu_launch.marks import Mark
@@ -130,7 +131,8 @@ class Machine:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             for text in self._hidden:
-                line = line.replace(text, "***")
+                line = hidden(line, text)
+            line = without(line)
             self._lines.append(line)
             print(line, end="", flush=True)
         status = self._process.wait()

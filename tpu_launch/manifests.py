@@ -10,6 +10,7 @@ JobSet again as often as it takes; any other end counts, and after two more star
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -103,7 +104,7 @@ def _pod(launch: Launch, place: Gke, share: int) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": _CONTAINER,
         "image": place.image,
-        "command": ["bash", "-c", start],
+        "command": ["bash", "-c", _unexpanded(start)],
         "resources": {"requests": dict(chips), "limits": dict(chips)},
     }
     if launch.secrets:
@@ -115,6 +116,11 @@ def _pod(launch: Launch, place: Gke, share: int) -> dict[str, Any]:
     if place.service_account is not None:
         pod["serviceAccountName"] = place.service_account
     return pod | {"nodeSelector": node_labels(launch, place), "containers": [container]}
+
+
+def _unexpanded(text: str) -> str:
+    """`text` so that a container gets it as it is: Kubernetes puts variables for `$(NAME)` and `$` for `$$`."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def node_labels(launch: Launch, place: Gke) -> dict[str, str]:

@@ -49,5 +49,5 @@ def machine_name(output: str, share: int, shares: int) -> str:
 
 def parse_machine_name(name: str) -> tuple[str, int, int] | None:
     """(sweep key, share, shares) of a name that `machine_name` made; None for any other."""
-    match = re.fullmatch(r"looped-([0-9a-f]{10})-(\d+)-of-(\d+)", name)
+    match = re.fullmatch(r"looped-([0-9a-f]{10})-(\d{1,5})-of-(\d{1,5})", name, re.ASCII)
     return (match[1], int(match[2]), int(match[3])) if match else None

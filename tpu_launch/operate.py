@@ -48,13 +48,7 @@ def find_source(given: str | None) -> Source:
     Raises `UserError` for what is none of them.
     """
     if given is not None and ("://" in given or given.startswith("looped==")):
-        if "@" in given.partition("://")[0] or (
-            given.startswith("git+") and "@" in given.partition("://")[2].split("/")[0]
-        ):
-            raise UserError(
-                "source has a name or password in its address, which would be stored; use a public one."
-            )
-        return Source(given)
+        return Source(given)  # which a launch takes or refuses
     path = source.checkout() if given is None else pathlib.Path(given).expanduser().resolve()
     if path.is_file() and path.name.endswith(_ARCHIVES):
         return Source(path.name, file=path)

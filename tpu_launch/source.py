@@ -17,7 +17,8 @@ from looped.errors import UserError
 
 PACKAGES = ("looped", "experiments", "fit", "tpu_launch")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-_SKIPPED = {"__pycache__", ".git"}
+_ENDINGS = {".py", ".csv", ".md"}
+"""Of the files in packages: what else may lie there, as keys or notes, is not for machines."""
 
 
 def pack(root: pathlib.Path) -> bytes:
@@ -48,8 +49,14 @@ def pack(root: pathlib.Path) -> bytes:
 def _files(root: pathlib.Path) -> list[pathlib.Path]:
     found = [root / name for name in FILES]
     for package in PACKAGES:
-        found += [p for p in (root / package).rglob("*") if p.is_file() and not _SKIPPED & set(p.parts)]
-    return sorted(p for p in found if p.suffix not in (".pyc", ".so"))
+        found += [p for p in (root / package).rglob("*") if p.suffix in _ENDINGS and _is_own(root, p)]
+    return sorted(found)
+
+
+def _is_own(root: pathlib.Path, path: pathlib.Path) -> bool:
+    """Whether the file lies here, not behind a link, and is not hidden."""
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path.is_file() and not path.is_symlink() and not hidden
 
 
 def archive_name(data: bytes) -> str:

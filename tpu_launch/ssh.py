@@ -7,9 +7,6 @@ What is at work is known by the lock that the start-up script holds, so no secon
 
 from __future__ import annotations
 
-import re
-
-from looped.errors import UserError
 from tpu_launch import startup
 from tpu_launch.engine import Machine, State
 from tpu_launch.launch import Launch
@@ -26,11 +23,6 @@ class SshEngine:
     def __init__(self, launch: Launch):
         assert launch.ssh is not None
         self.launch, self.place = launch, launch.ssh
-        for name in (*self.place.hosts, *self.place.tpu_vms):
-            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", name):
-                raise UserError(
-                    f"hosts has {name!r}; write names that ssh knows, as worker-1 or user@10.0.0.2."
-                )
 
     def hosts(self, share: int) -> tuple[str, ...]:
         """The share's hosts, the coordinator first."""

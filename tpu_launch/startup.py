@@ -104,7 +104,7 @@ def _source(launch: Launch) -> tuple[str, str]:
     """How the source is fetched, and the requirement that installs it, both as words of the shell."""
     extra = ",".join(["tpu" if launch.machines is not None else "gcs", *launch.track])
     if "://" in launch.source or "==" in launch.source:
-        if launch.source.startswith("git+"):
+        if "://" in launch.source:
             return "", shlex.quote(f"looped[{extra}] @ {launch.source}")
         return "", shlex.quote(launch.source.replace("looped", f"looped[{extra}]", 1))
     name = shlex.quote(launch.source)

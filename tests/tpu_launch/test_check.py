@@ -156,7 +156,7 @@ def test_keys_are_made_in_many_threads_at_once():
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be used as a folder"):
+    with pytest.raises(UserError, match="which cannot be written"):
         Store(tmp_path / "file")
 
 
@@ -221,7 +221,7 @@ def test_a_killed_worker_stays_so(worker):
 
 def test_the_worker_is_this_python():
     assert check_worker.sys.executable == sys.executable
-    assert check_worker.ARGUMENTS == ("-m", "tpu_launch.compile_check")
+    assert check_worker.ARGUMENTS == ("-P", "-m", "tpu_launch.compile_check")
 
 
 def test_workers_must_be_some(fake, tmp_path):

@@ -50,7 +50,7 @@ def test_a_name_is_a_function_of_folder_and_share_and_a_dns_label(output, share,
     [
         launched(seeds=(1, 2), budgets=(8e10,), secrets={"HF_TOKEN": "hub"}, track=("wandb",)),
         launched(queued=None, gke=Gke(pool=2, queue="team")),
-        launched(queued=None, ssh=Ssh(("a", "b"), hosts_per_share=2), slice=None),
+        launched(queued=None, ssh=Ssh(("a", "b"), hosts_per_share=2), slice=None, shares=1),
     ],
     ids=lambda launch: launch.engine,
 )

@@ -159,8 +159,30 @@ def tpus(item):
     )
 
 
+def expanded(text, environment):
+    """What the kubelet makes of a word of `command` (k8s.io/kubernetes/third_party/forked/golang/expansion)."""
+    out, at = [], 0
+    while at < len(text):
+        if text[at] != "$" or at + 1 == len(text):
+            out.append(text[at])
+            at += 1
+        elif text[at + 1] == "$":
+            out.append("$")
+            at += 2
+        elif text[at + 1] == "(" and ")" in text[at:]:
+            end = text.index(")", at)
+            name = text[at + 2 : end]
+            out.append(environment.get(name, f"$({name})"))
+            at = end + 1
+        else:
+            out.append(text[at : at + 2])
+            at += 2
+    return "".join(out)
+
+
 def start(value, name, item):
     container = template(item)["template"]["spec"]["containers"][0]
     environment = {pair["name"]: "the-secret-value" for pair in container.get("env", ())}
-    boot(value, name, container["command"][2], environment | {"TPU_WORKER_ID": "0"})
+    script = expanded(container["command"][2], environment)
+    boot(value, name, script, environment | {"TPU_WORKER_ID": "0"})
     item["status"]["replicatedJobsStatus"] = [{"name": "slice", "ready": 1, "active": 1}]

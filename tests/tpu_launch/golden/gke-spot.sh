@@ -154,7 +154,7 @@ spec:
                 mkdir -p "$home" && cd "$home" || exit 1
                 exec 9> lock
                 flock --nonblock 9 || { echo "looped: already at work in $home"; exit 1; }
-                echo "$$" > pid
+                echo "$$$" > pid
 
 
                 install() {
@@ -172,7 +172,7 @@ spec:
                 for attempt in 1 2 3; do
                   install && break
                   [ "$attempt" -lt 3 ] || give_up "installation failed three times"
-                  sleep "$((attempt * 20))"
+                  sleep "$$((attempt * 20))"
                 done
 
                 exec venv/bin/python -m tpu_launch.machine --folder 'gs://bucket/sweeps/my sweep'"'"'s/.launch' --share 1/10 --slices 1 --once --hide WANDB_API_KEY -- sweep run quickstart --output 'gs://bucket/sweeps/my sweep'"'"'s' --share 1/10 --distributed --budgets 8e+10
