@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,9 @@ from looped.attention import (
 from looped.config import ModelConfig
 from looped.errors import UserError
 from looped.execution import Remat
+from looped.products import look_up, product
 from looped.recurrence import injection_class, loop
-from looped.sharding import BATCH, RULES, Axes, constrain, in_use
+from looped.sharding import BATCH, RULES, Axes, constrain
 
 Array = jax.Array
 
@@ -34,66 +35,9 @@ def _uniform(key: Array, shape: tuple[int, ...], dtype=jnp.float32, out_sharding
     return jax.random.uniform(key, shape, dtype, -limit, limit, out_sharding=out_sharding)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: Array, kernel: Array, kept: Axes = (None, None)) -> Array:
-    """x [..., in] · kernel [in, out] → [..., out], in x's type.
-
-    The kernel, divided as in `kept`, is gathered along fsdp for it.  Its derivative has its own type, float32, in which
-    it is summed over the devices, and is divided as the kernel is.  It is computed with the smaller of its two factors
-    transposed, which on CPU is the faster way.
-    """
-    return x @ _gathered(kernel, x.dtype, kept)
-
-
-def _gathered(kernel: Array, dtype: jnp.dtype, kept: Axes) -> Array:
-    return constrain(kernel.astype(dtype), *in_use(kept))
-
-
-def _product_forward(x, kernel, kept):
-    return product(x, kernel, kept), (x, kernel)
-
-
-def _product_backward(kept, saved, gradient):
-    x, kernel = saved
-    leading = tuple(range(x.ndim - 1))
-
-    def over_tokens(a, b):
-        return jax.lax.dot_general(a, b, ((leading, leading), ((), ())), preferred_element_type=kernel.dtype)
-
-    narrow = kernel.shape[0] <= kernel.shape[1]
-    by_kernel = over_tokens(x, gradient) if narrow else over_tokens(gradient, x).T
-    return gradient @ _gathered(kernel, x.dtype, kept).T, constrain(by_kernel, *kept)
-
-
-product.defvjp(_product_forward, _product_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def look_up(table: Array, tokens: Array, dtype: jnp.dtype, kept: Axes) -> Array:
-    """table [V, D] float32, tokens [B, T] → [B, T, D] of `dtype`; its derivative as `product`'s.
-
-    The table is gathered first: a look-up in a divided one makes the compiler move whole activations.
-    """
-    return _gathered(table, dtype, kept)[tokens]
-
-
-def _look_up_forward(table, tokens, dtype, kept):
-    return look_up(table, tokens, dtype, kept), (table, tokens)
-
-
-def _look_up_backward(dtype, kept, saved, gradient):
-    del dtype
-    table, tokens = saved
-    by_table = jnp.zeros_like(table).at[tokens].add(gradient.astype(table.dtype))
-    return constrain(by_table, *kept), None
-
-
-look_up.defvjp(_look_up_forward, _look_up_backward)
-
-
 def capped_logits(config: ModelConfig, h: Array, table: Array) -> Array:
     """h [..., D], unembedding [padded V, D] → cap · tanh(h · tableᵀ / cap) [..., V] in float32, without the padding."""
-    logits: Any = product(h, table.T, RULES["unembedding"][::-1])
+    logits = product(h, table.T, RULES["unembedding"][::-1])
     logits = logits[..., : config.vocab_size].astype(jnp.float32)
     return config.logit_cap * jnp.tanh(logits / config.logit_cap)
 
@@ -106,7 +50,8 @@ class Norm(nnx.Module):
         self.epsilon = config.norm_epsilon
 
     def __call__(self, x: Array) -> Array:
-        return rms_normalise(x, self.epsilon) * self.scale.get_value().astype(x.dtype)
+        normalised = rms_normalise(x.astype(jnp.float32), self.epsilon)
+        return (normalised * self.scale.get_value()).astype(x.dtype)
 
 
 class Linear(nnx.Module):
@@ -298,7 +243,7 @@ class LoopedLM(nnx.Module):
         def run(stack: Block | None, x: Array, cache: KeyValues | None):
             return _apply_stack(stack, x, at, cache, self.unroll, self.remat)
 
-        x: Any = look_up(self.embedding.get_value(), tokens, config.compute_dtype, RULES["embedding"])
+        x = look_up(self.embedding.get_value(), tokens, jnp.dtype(config.compute_dtype), RULES["embedding"])
         x = constrain(x, BATCH, "sequence", None)
         e, prelude_cache = run(self.prelude, self.embedding_norm(x), caches.prelude)
 

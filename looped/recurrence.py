@@ -6,6 +6,9 @@ coda reads.  Its own parameters are found and grouped by type, so a new mechanis
 * `PerPass` has a leading axis of passes, of which each pass uses its own slice (AdamW, rate `per_pass_lr`);
 * any other `nnx.Param` of two or more dimensions is a matrix, or a stack of them (MuonH), and must not start at zero;
 * any other `nnx.Param` is trained like a norm (AdamW, rate `norm_lr`).
+
+In bfloat16 runs, matrices should multiply through `looped.products.product`, and other parameters in float32 before the
+result is cast, or their derivatives are summed in bfloat16.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from flax import nnx
 from looped.attention import rms_normalise
 from looped.config import ModelConfig
 from looped.errors import UserError, nearest
+from looped.products import product
 
 Array = jax.Array
 State = Any  # a pytree of arrays; for most mechanisms one array [B, T, D]
@@ -113,7 +117,7 @@ class Linear(Injection):
         self.kernel = nnx.Param(jnp.concatenate([jnp.eye(d), jnp.zeros((d, d))], axis=0))
 
     def enter(self, state, e, i):
-        return jnp.concatenate([e, state], axis=-1) @ self.kernel.get_value().astype(e.dtype)
+        return product(jnp.concatenate([e, state], axis=-1), self.kernel.get_value())
 
 
 class Additive(Injection):
@@ -174,20 +178,19 @@ class Hyperconnect(Injection):
         return _combine(self.alpha.get_value()[i], state)
 
     def leave(self, state, s, i):
-        mixing, beta = self.mixing.get_value()[i], self.beta.get_value()[i].astype(s.dtype)
-        return tuple(_combine(mixing[n], state) + beta[n] * s for n in range(self.count))
+        mixing, beta = self.mixing.get_value()[i], self.beta.get_value()[i]
+        return tuple(_combine(jnp.append(mixing[n], beta[n]), (*state, s)) for n in range(self.count))
 
     def read(self, state):
         return sum(state[1:], start=state[0])
 
 
 def _combine(weights: Array, lanes: tuple[Array, ...]) -> Array:
-    """Σ_n weights[n] · lanes[n], [B, T, D]."""
-    weights = weights.astype(lanes[0].dtype)
-    total = weights[0] * lanes[0]
+    """Σ_n weights[n] · lanes[n], [B, T, D], summed in float32."""
+    total = weights[0] * lanes[0].astype(jnp.float32)
     for n in range(1, len(lanes)):
-        total = total + weights[n] * lanes[n]
-    return total
+        total = total + weights[n] * lanes[n].astype(jnp.float32)
+    return total.astype(lanes[0].dtype)
 
 
 class Diagonal(Injection):
@@ -220,8 +223,8 @@ class Diagonal(Injection):
         return jnp.zeros_like(e)
 
     def prepare(self, e):
-        step = jnp.exp(self.log_step.get_value()).astype(e.dtype)
-        return step * (rms_normalise(e, self.epsilon) @ self.write.get_value().astype(e.dtype))
+        written = product(rms_normalise(e, self.epsilon), self.write.get_value()).astype(jnp.float32)
+        return (jnp.exp(self.log_step.get_value()) * written).astype(e.dtype)
 
     def enter(self, state, e, i):
         kept = self.decay() * state.astype(jnp.float32)  # as bfloat16, a decay of 0.998 would be 1
@@ -238,7 +241,9 @@ class PassEmbedding(Linear):
         self.embedding = PerPass(jnp.zeros((config.recurrences, config.d_model)))
 
     def enter(self, state, e, i):
-        return super().enter(state, e, i) + self.embedding.get_value()[i].astype(e.dtype)
+        return (super().enter(state, e, i).astype(jnp.float32) + self.embedding.get_value()[i]).astype(
+            e.dtype
+        )
 
 
 INJECTIONS: dict[str, type[Injection]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,8 +42,10 @@ RULES: dict[str, Axes] = {
 }
 """How the last two axes [in, out] of a module's matrix are divided; a table's are [vocabulary, D].
 
-Matrices of any other name are divided over fsdp along the first of the two that it divides; vectors are whole.
+Matrices of any other name are divided as `OTHERS`, or along the second axis where fsdp divides that alone; vectors are
+whole.
 """
+OTHERS: Axes = ("fsdp", None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +192,18 @@ def constrain(x: Array, *axes: Any) -> Array:
     return jax.lax.with_sharding_constraint(x, P(*axes))
 
 
+def constrain_kept(x: Array, kept: Axes) -> Array:
+    """The matrix x divided as `kept`, as far as the mesh that is set divides it."""
+    if jax.sharding.get_abstract_mesh().size <= 1:
+        return x
+    return constrain(x, *_fitting(kept, x.shape, dict(jax.sharding.get_abstract_mesh().shape)))
+
+
+def _fitting(axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> Axes:
+    rows, columns = (a if a and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True))
+    return rows, columns
+
+
 def in_use(kept: Axes) -> Axes:
     """How a matrix that is `kept` divided so lies while it is used, gathered along fsdp."""
     return (None if kept[0] == "fsdp" else kept[0], None if kept[1] == "fsdp" else kept[1])
@@ -214,9 +228,8 @@ def parameter_spec(path: tuple[str, ...], shape: tuple[int, ...], mesh: MeshShap
         return P()
     *_, owner = (name for name in path if name != "kernel")
     size = shape[-2:]
-    rule = RULES.get(owner) or (("fsdp", None) if size[0] % mesh.fsdp == 0 else (None, "fsdp"))
-    fitting = (a if a and n % getattr(mesh, a) == 0 else None for a, n in zip(rule, size, strict=True))
-    return P(*[None] * (len(shape) - 2), *fitting)
+    rule = RULES.get(owner) or (OTHERS if size[0] % mesh.fsdp == 0 else (None, "fsdp"))
+    return P(*[None] * (len(shape) - 2), *_fitting(rule, size, dataclasses.asdict(mesh)))
 
 
 def state_shardings(state: Any, mesh: Mesh) -> Any:

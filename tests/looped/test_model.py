@@ -14,7 +14,8 @@ from looped.attention import Positions, rotary_tables
 from looped.config import ModelConfig
 from looped.errors import UserError
 from looped.loss import cross_entropy
-from looped.model import LoopedLM, _apply_stack, product
+from looped.model import LoopedLM, _apply_stack
+from looped.products import product
 from looped.recurrence import INJECTIONS, PerPass
 
 TOKENS = random_tokens(SMALL)

@@ -18,9 +18,9 @@ from looped.config import ModelConfig, OptimizerConfig
 from looped.errors import UserError
 from looped.execution import Execution
 from looped.loss import LARGEST_LOGITS
-from looped.model import look_up, product
 from looped.optimizer import _way
 from looped.parameters import parameter_path
+from looped.products import look_up, product
 from looped.programs import build
 from looped.sharding import (
     MeshAxes,
