@@ -37,7 +37,8 @@ def _uniform(key: Array, shape: tuple[int, ...], dtype=jnp.float32, out_sharding
 
 def capped_logits(config: ModelConfig, h: Array, table: Array) -> Array:
     """h [..., D], unembedding [padded V, D] → cap · tanh(h · tableᵀ / cap) [..., V] in float32, without the padding."""
-    logits = product(h, table.T, RULES["unembedding"][::-1])
+    vocabulary, features = RULES["unembedding"]
+    logits = product(h, table.T, (features, vocabulary))
     logits = logits[..., : config.vocab_size].astype(jnp.float32)
     return config.logit_cap * jnp.tanh(logits / config.logit_cap)
 
