@@ -145,7 +145,10 @@ def fit_point(losses: Losses, arm: str, index: np.ndarray, options: Options) -> 
     if not before.identified:
         return Unidentified(arm, index, before.reasons)
     rows, scale = arm_rows(losses, index)
-    fit = fit_law(law, rows, scale, objective=options.objective)
+    try:
+        fit = fit_law(law, rows, scale, objective=options.objective)
+    except UserError as error:
+        return Unidentified(arm, index, (str(error).rstrip("."),))
     after = after_fitting(fit)
     if not after.identified:
         return Unidentified(arm, index, after.reasons)

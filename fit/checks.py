@@ -88,8 +88,8 @@ def _check_budgets(losses: Losses) -> list[str]:
     if worst is None or 0.95 <= ratio[worst] <= 1.05:
         return []
     message = (
-        f"{losses.labels[worst]}: tokens × flops_per_token is {ratio[worst]:.2f} of budget_flops; tokens must come from"
-        " the FLOPs of the run itself (truncated runs from truncated FLOPs)"
+        f"{losses.labels[worst]}: tokens × flops_per_token is {ratio[worst]:.3g} of budget_flops; give tokens and FLOPs"
+        " of the run itself (truncated runs have truncated FLOPs)"
     )
     if not 0.5 <= ratio[worst] <= 2:
         raise UserError(f"{message}.")

@@ -186,7 +186,7 @@ def _patterns(losses: Losses) -> Iterator[np.ndarray]:
         rank[rows], last[rows] = order, order.max()
     ends = (rank == 0) | (rank == last)
     widths = (np.ones(len(losses), dtype=bool), ends, ends | (rank == last // 2), rank % 2 == 0)
-    given = np.array([int(seed or 0) for seed in losses.columns.get("seed", (0,) * len(losses))])
+    given = losses.seeds
     for seeds, pattern in itertools.product(range(1, len(np.unique(given)) + 1), widths):
         yield pattern & np.isin(given, np.unique(given)[:seeds])
 

@@ -20,7 +20,7 @@ from fit.analysis import (
     arm_rows,
     differences,
 )
-from fit.law import ArmExponents, Law
+from fit.law import ArmExponents, Law, worth
 from fit.losses import Losses
 from fit.solve import fit_law
 from fit.uncertainty import Interval, bootstrap, percentiles
@@ -190,10 +190,10 @@ def split(analysis: Analysis, arm: ArmFit, against: ArmFit) -> list[Split]:
 def _matched(losses: Losses, arm: ArmFit, against: ArmFit) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of rows with r > 1 and equal budget, r and (where stated) seed, nearest in size and within a tenth."""
     size = np.log(losses.n_once + losses.n_rec)
-    seeds = losses.columns.get("seed", ("",) * len(losses))
+    seeds = losses.seeds
 
     def key(i: int) -> tuple:
-        return losses.budget[i], losses.recurrences[i], str(seeds[i] or "")
+        return losses.budget[i], losses.recurrences[i], seeds[i]
 
     theirs: dict[tuple, list[int]] = {}
     for i in against.index:
@@ -220,8 +220,9 @@ def _many(arm: ArmFit) -> dict[str, np.ndarray]:
 
 def evaluate(p: Mapping[str, Any], n_once, n_rec, recurrences, tokens) -> np.ndarray:
     """The joint law in natural parameters; arrays broadcast."""
-    n = n_once + np.exp(p["phi"] * np.log(recurrences)) * n_rec
-    return p["E"] + p["A"] * n ** -p["alpha"] + p["B"] * tokens ** -p["beta"]
+    n = n_once + worth(p["phi"], recurrences) * n_rec
+    with np.errstate(over="ignore", invalid="ignore"):
+        return p["E"] + p["A"] * n ** -p["alpha"] + p["B"] * tokens ** -p["beta"]
 
 
 def _parts(losses: Losses, here, there, ours, theirs) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fit.analysis import Analysis, ArmFit
 from fit.compare import evaluate
+from fit.law import worth
 from fit.losses import Losses
 from fit.uncertainty import Interval, percentiles
 from looped.errors import UserError
@@ -147,8 +148,9 @@ def equivalent(
     k = _backprop(analysis.losses, arm, recurrences) if backprop_recurrences is None else backprop_recurrences
     if not 1 <= k <= recurrences:
         raise UserError(f"backprop_recurrences is {k}; it must lie between 1 and recurrences, {recurrences}.")
-    worth = n_once + recurrences ** arm.fit.parameters["phi"] * n_rec
-    bounds = arm.boot.interval(n_once + recurrences ** arm.boot.values["phi"] * n_rec, analysis.options.level)
+    equal_loss = n_once + float(worth(arm.fit.parameters["phi"], recurrences)) * n_rec
+    drawn = n_once + worth(arm.boot.values["phi"], recurrences) * n_rec
+    bounds = arm.boot.interval(drawn, analysis.options.level)
     cost = n_once + (k + (recurrences - k) / 3) * n_rec
     p = arm.fit.parameters
     loss = costly = None
@@ -156,7 +158,7 @@ def equivalent(
         loss = float(evaluate(p, n_once, n_rec, float(recurrences), tokens))
         costly = float(evaluate(p, 0.0, cost, 1.0, tokens))
     return Equivalent(
-        arm.arm, recurrences, k, width, n_once, n_rec, worth, bounds, cost, tokens, loss, costly
+        arm.arm, recurrences, k, width, n_once, n_rec, equal_loss, bounds, cost, tokens, loss, costly
     )  # fmt: skip
 
 
@@ -214,10 +216,12 @@ def _lowest(loss: np.ndarray, log_width: np.ndarray) -> tuple[np.ndarray, np.nda
     i = np.clip(np.argmin(loss, axis=1), 1, loss.shape[1] - 2)
     s = np.arange(len(loss))
     left, middle, right = loss[s, i - 1], loss[s, i], loss[s, i + 1]
-    bend = left - 2 * middle + right
-    offset = np.clip(np.where(bend > 0, 0.5 * (left - right) / np.where(bend > 0, bend, 1.0), 0.0), -1, 1)
+    with np.errstate(invalid="ignore"):  # infinite losses of refits gone astray
+        bend = left - 2 * middle + right
+        slope = np.where(bend > 0, left - right, 0.0)
+    offset = np.clip(0.5 * slope / np.where(bend > 0, bend, 1.0), -1, 1)
     step = log_width[1] - log_width[0]
-    return log_width[i] + offset * step, middle - 0.25 * (left - right) * offset
+    return log_width[i] + offset * step, middle - 0.25 * slope * offset
 
 
 def _optimum(analysis, arm, r: int, budget: float, grown: Family, best, drawn) -> Optimum:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from fit.analysis import Analysis, ArmFit, Options, Unidentified, fit_arm
-from fit.law import Multipliers
+from fit.law import Multipliers, worth
 from fit.sensitivity import leave_cells_out
 from fit.solve import fit_law
 from fit.statistics import chi2_tail, f_tail
@@ -106,7 +106,7 @@ def lack_of_fit(analysis: Analysis, arm: ArmFit) -> LackOfFit:
             r,
             free.parameters[name],
             boot.interval(boot.values[name], analysis.options.level),
-            float(r) ** fit.parameters["phi"],
+            float(worth(fit.parameters["phi"], r)),
         )
         for r, name in zip(recurrences, names, strict=True)
     )
@@ -114,19 +114,24 @@ def lack_of_fit(analysis: Analysis, arm: ArmFit) -> LackOfFit:
     if spare < 1:
         return LackOfFit(multipliers, free.rmse, None, None)
     ratio = 2 * (fit.value - free.value) / dispersion(fit.objective, free.residuals, len(free.x))
-    logs = np.log(np.stack([boot.values[name] for name in names], axis=1))[boot.usable]
-    estimate = np.log([free.parameters[name] for name in names])
-    wald = _distance_to_power(estimate, np.cov(logs.T), np.log(recurrences))
-    cells_p = f_tail(wald / spare, spare, boot.units - len(free.x))
-    return LackOfFit(
-        multipliers, free.rmse, chi2_tail(ratio, spare), None if math.isnan(cells_p) else cells_p
-    )
+    at = [
+        free.law.names.index(name) for name in names
+    ]  # the solver's vector holds log m(r), finite at m(r) = 0
+    logs, estimate = boot.x[boot.usable][:, at], free.x[at]
+    rows_p, cells_p = chi2_tail(ratio, spare), math.nan
+    if len(logs) > len(names):
+        wald = _distance_to_power(estimate, np.cov(logs.T), np.log(recurrences))
+        cells_p = f_tail(wald / spare, spare, boot.units - len(free.x))
+    return LackOfFit(multipliers, free.rmse, *(None if math.isnan(p) else p for p in (rows_p, cells_p)))
 
 
 def _distance_to_power(log_m: np.ndarray, covariance: np.ndarray, log_r: np.ndarray) -> float:
-    """Smallest (log m − φ·log r)ᵀ C⁻¹ (log m − φ·log r) over φ."""
+    """Smallest (log m − φ·log r)ᵀ C⁻¹ (log m − φ·log r) over φ; NaN where C says nothing, as that of equal draws."""
     inverse = np.linalg.pinv(covariance)
-    phi = (log_r @ inverse @ log_m) / (log_r @ inverse @ log_r)
+    weight = log_r @ inverse @ log_r
+    if not weight > 0:
+        return math.nan
+    phi = (log_r @ inverse @ log_m) / weight
     gap = log_m - phi * log_r
     return float(gap @ inverse @ gap)
 

@@ -38,7 +38,7 @@ def before_fitting(losses: Losses, rows: np.ndarray, law: Law) -> Verdict:
     looped = np.unique(r[r > 1])
     if n < p + _FEWEST_SPARE_ROWS:
         reasons.append(
-            f"{n} rows are too few for {p} parameters: at least {p + _FEWEST_SPARE_ROWS} are needed, better 20"
+            f"{n} rows are too few for {p} parameters: add runs until there are {p + _FEWEST_SPARE_ROWS}, better 20"
         )
     if not len(looped):
         reasons.append("no row has r > 1, so nothing says what a recurrence is worth: add looped runs")
@@ -84,7 +84,12 @@ def _sizes(sizes: list[np.ndarray], log_d: np.ndarray, r: np.ndarray) -> list[st
 def after_fitting(fit: Fit) -> Verdict:
     """Judges the fit: a Jacobian without full rank, terms of no size, starts that disagree."""
     reasons, doubts = [], []
-    if not fit.condition_number < _WORST_CONDITION:
+    if not np.isfinite(list(fit.parameters.values())).all():
+        beyond = ", ".join(name for name, value in fit.parameters.items() if not np.isfinite(value))
+        reasons.append(
+            f"{beyond} grew beyond any number, so the rows do not determine it: add budgets, widths or r"
+        )
+    elif not fit.condition_number < _WORST_CONDITION:
         reasons.append(
             f"the rows do not determine all {len(fit.law.parameters)} parameters (condition number"
             f" {fit.condition_number:.1e}): add budgets, widths or r"

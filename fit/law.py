@@ -295,6 +295,12 @@ NEIGHBOURS: tuple[Law, ...] = (Law(), LoopFloor(), LoopData(), LogMultiplier(), 
 """The law and the forms a reviewer would put beside it."""
 
 
+def worth(phi, recurrences):
+    """r^φ, what `recurrences` passes are worth; infinite for the φ of a refit gone astray."""
+    with np.errstate(over="ignore"):
+        return np.exp(phi * np.log(recurrences))
+
+
 def power_law_phi(law: Law, natural: Mapping[str, Any]) -> Any:
     """φ under `law`, or of the power of r with the same worth at r = 4; None where the law has several or none."""
     if "phi" in natural:

@@ -77,6 +77,11 @@ class Losses:
         return tuple(sorted(names, key=lambda n: n != first))
 
     @property
+    def seeds(self) -> np.ndarray:
+        """What tells repeats apart [n], as text: a whole number however it was written, "0" where nothing is."""
+        return np.array([_seed(v) for v in self.columns.get("seed", (None,) * len(self))], dtype=object)
+
+    @property
     def unnamed_arms(self) -> tuple[str, ...]:
         """The arms, or, where no run is looped, whatever the r = 1 rows are called."""
         return self.arms or tuple(dict.fromkeys(self.arm.tolist()))
@@ -127,7 +132,15 @@ class Losses:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
-        return out.getvalue()
+        return out.getvalue().replace("\0", "")  # which no table may hold
+
+
+def _seed(value: Any) -> str:
+    text = "" if value is None else str(value).strip()
+    try:
+        return str(int(float(text or "0")))
+    except (ValueError, OverflowError):
+        return text
 
 
 def _plain(value: float) -> str:

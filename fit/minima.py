@@ -11,14 +11,16 @@ from fit.losses import Baseline, Losses
 from fit.statistics import student_quantile
 from looped.errors import UserError
 
+_FARTHEST = 30.0  # of log N from the runs, a factor of 1e13: a bound beyond is none
+
 
 @dataclasses.dataclass(frozen=True)
 class Minimum:
     """The vertex of one parabola.
 
-    `n_optimal` (parameters) and `loss` (nats per token) are None where the parabola opens downwards or fewer than three
-    sizes were run; `interval` bounds n_optimal and is None where the data leave it open on either side.  `interior`:
-    the vertex lies between the smallest and the largest size that was run.
+    `n_optimal` (parameters) and `loss` (nats per token) are None where the parabola opens downwards, hardly bends or
+    fewer than three sizes were run; `interval` bounds n_optimal and is None where the data leave it open on either
+    side.  `interior`: the vertex lies between the smallest and the largest size that was run.
     """
 
     arm: str
@@ -76,7 +78,7 @@ def _sizes(losses: Losses, rows: np.ndarray) -> np.ndarray:
 
 def _parabola(losses: Losses, rows: np.ndarray) -> _Parabola | None:
     log_n = np.log(_sizes(losses, rows))
-    if len(np.unique(log_n.round(9))) < 3:
+    if len(np.unique(log_n.round(6))) < 3:  # closer ones are one size to a parabola in float64
         return None
     centre = float(log_n.mean())
     u = log_n - centre
@@ -95,7 +97,10 @@ def _minimum(losses, arm, r, budget, rows, parabola, variance, spare, level) -> 
         note = "no minimum: the losses bend downwards"
         return Minimum(arm, r, budget, None, None, None, False, len(rows), note)
     vertex = -b / (2 * c)
-    n_optimal = math.exp(min(parabola.centre + vertex, 700.0))
+    if not abs(vertex) < _FARTHEST:
+        note = "no minimum: the losses hardly bend"
+        return Minimum(arm, r, budget, None, None, None, False, len(rows), note)
+    n_optimal = math.exp(parabola.centre + vertex)
     interior = bool(sizes.min() < n_optimal < sizes.max())
     side = "above the largest" if n_optimal >= sizes.max() else "below the smallest"
     note = "" if interior else f"no interior minimum: the vertex lies {side} size"
@@ -115,5 +120,7 @@ def _fieller(parabola: _Parabola, variance: float, spare: int, level: float) -> 
     inside = first * first - 4 * second * zeroth
     if second <= 0 or inside < 0:
         return None
-    low, high = (parabola.centre + (-first + sign * math.sqrt(inside)) / (2 * second) for sign in (-1, 1))
-    return math.exp(low), math.exp(high)
+    low, high = ((-first + sign * math.sqrt(inside)) / (2 * second) for sign in (-1, 1))
+    if not -_FARTHEST < low <= high < _FARTHEST:
+        return None
+    return math.exp(parabola.centre + low), math.exp(parabola.centre + high)

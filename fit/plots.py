@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from statistics import NormalDist
 
 import numpy as np
@@ -16,6 +17,7 @@ from fit.law import Rows
 from fit.losses import Losses
 from fit.solve import predict
 from fit.words import count
+from looped.text import one_line
 
 _CATEGORIES = ("#2a78d6", "#d97b0d", "#2f9e63", "#b0479b", "#7a6a58", "#c23b3b")
 _SEQUENTIAL = (
@@ -31,11 +33,17 @@ _SEQUENTIAL = (
     "#0d366b",
 )
 
+_MOST_PANELS = 12  # along one side: a picture has at most 65,536 pixels there, and no reader for more
+
 
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
-    figure.savefig(buffer, format="png", dpi=150)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r"Glyph .* missing from"
+        )  # of an arm's name; shown as a box
+        figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
@@ -52,6 +60,11 @@ def _figure(rows: int, columns: int, width: float = 3.2, height: float = 2.9, **
     return figure, axes
 
 
+def _title(ax, text: str) -> None:
+    """An arm's name is text and no mathematics, whatever dollar signs it has."""
+    ax.set_title(one_line(text, 60), fontsize=9, parse_math=False)
+
+
 def _plain_log_ticks(ax) -> None:
     """Few labels on a logarithmic axis, as 30 M: a sweep spans less than two decades."""
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
@@ -64,10 +77,13 @@ def _shades(count: int) -> list[str]:
 
 
 def isoflops(analysis: Analysis) -> Figure:
-    """Loss against parameters: a row of panels an arm, a panel an r, a colour a budget, the fitted law as lines."""
+    """Loss against parameters: a row of panels an arm, a panel an r, a colour a budget, the fitted law as lines.
+
+    At most the first 12 arms and 12 values of r.
+    """
     losses = analysis.losses
-    arms = list(analysis.arms.values())
-    columns = np.unique(losses.recurrences)
+    arms = list(analysis.arms.values())[:_MOST_PANELS]
+    columns = np.unique(losses.recurrences)[:_MOST_PANELS]
     budgets = np.unique(losses.budget[np.isfinite(losses.budget)])
     levels = budgets if len(budgets) else np.array([np.nan])
     colours = _shades(len(levels))
@@ -81,7 +97,7 @@ def isoflops(analysis: Analysis) -> Figure:
                     _cell(ax, losses, arm, at, colour, None if np.isnan(level) else f"{level:.3g}")
             ax.set_xscale("log")
             _plain_log_ticks(ax)
-            ax.set_title(f"{arm.arm}, r = {r}", fontsize=9)
+            _title(ax, f"{arm.arm}, r = {r}")
             ax.set_xlabel("unique parameters n_once + n_rec", fontsize=8)
         line[0].set_ylabel("loss, nats per token", fontsize=8)
     handles = {
@@ -139,7 +155,7 @@ def along(losses: Losses, at: np.ndarray, points: int = 60):
 
 
 def _identified_axes(analysis: Analysis, width: float = 3.6):
-    arms = analysis.identified
+    arms = analysis.identified[:_MOST_PANELS]
     figure, axes = _figure(1, len(arms), width, 3.1, sharey=True)
     return figure, list(zip(axes[0], arms, strict=True))
 
@@ -165,7 +181,7 @@ def residuals(analysis: Analysis) -> Figure:
             )
         ax.axhline(0, color="#8a8984", linewidth=0.8)
         ax.set_xscale("log")
-        ax.set_title(arm.arm, fontsize=9)
+        _title(ax, arm.arm)
         ax.set_xlabel("unique parameters n_once + n_rec", fontsize=8)
         _plain_log_ticks(ax)
     panels[0][0].set_ylabel("predicted − observed loss, mnat", fontsize=8)
@@ -175,6 +191,7 @@ def residuals(analysis: Analysis) -> Figure:
 
 def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
     """Twice the drop in quasi log likelihood as φ is held, a panel an arm, with both intervals."""
+    diagnoses = diagnoses[:_MOST_PANELS]
     figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
     arms = {a.arm: a for a in analysis.identified}
     limit = NormalDist().inv_cdf((1 + analysis.options.level) / 2) ** 2
@@ -184,7 +201,7 @@ def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
         interval = arms[d.arm].interval
         ax.axvspan(interval.low, interval.high, color=_CATEGORIES[1], alpha=0.15, linewidth=0)
         ax.set_ylim(0, 4 * limit)
-        ax.set_title(f"{d.arm}: shaded, interval from resampled {analysis.options.unit}s", fontsize=9)
+        _title(ax, f"{d.arm}: shaded, interval from resampled {analysis.options.unit}s")
         ax.set_xlabel("φ", fontsize=8)
     axes[0][0].set_ylabel("2 × drop in quasi log likelihood (rows independent)", fontsize=8)
     return figure
@@ -192,6 +209,7 @@ def profiles(analysis: Analysis, diagnoses: list[Diagnosis]) -> Figure:
 
 def multipliers(diagnoses: list[Diagnosis], analysis: Analysis) -> Figure:
     """Free multipliers m(r) with intervals beside r^φ, a panel an arm."""
+    diagnoses = diagnoses[:_MOST_PANELS]
     figure, axes = _figure(1, len(diagnoses), 3.6, 3.1, sharey=True)
     arms = {a.arm: a for a in analysis.identified}
     for ax, d in zip(axes[0], diagnoses, strict=True):
@@ -205,7 +223,7 @@ def multipliers(diagnoses: list[Diagnosis], analysis: Analysis) -> Figure:
         ax.errorbar(r, free, np.maximum(bars, 0), fmt="o", color=_CATEGORIES[1], capsize=3, label="free m(r)")
         ax.set_xscale("log", base=2)
         ax.set_xticks([1, *r], [f"{v:g}" for v in (1, *r)])
-        ax.set_title(d.arm, fontsize=9)
+        _title(ax, d.arm)
         ax.set_xlabel("recurrences r", fontsize=8)
         ax.legend(fontsize=8, frameon=False)
     axes[0][0].set_ylabel("worth of the recurrent block", fontsize=8)

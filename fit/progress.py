@@ -39,8 +39,7 @@ def are_done(planned: Losses, done: Losses) -> np.ndarray:
     """Which of the planned runs [n] are in `done`: by run_id, or by arm, r, sizes, tokens and seed."""
     ids = {run_id for run_id in done.columns.get("run_id", ()) if run_id}
     found = np.array([label in ids for label in planned.labels])
-    seeds = _seeds(done)
-    own_seeds = _seeds(planned)
+    seeds, own_seeds = done.seeds, planned.seeds
     for i in np.flatnonzero(~found):
         same = (done.recurrences == planned.recurrences[i]) & (seeds == own_seeds[i])
         if planned.recurrences[i] > 1:
@@ -50,11 +49,6 @@ def are_done(planned: Losses, done: Losses) -> np.ndarray:
             same &= np.abs(getattr(done, name) - value) <= _SAME_SIZE * value
         found[i] = same.any()
     return found
-
-
-def _seeds(losses: Losses) -> np.ndarray:
-    given = losses.columns.get("seed") or (None,) * len(losses)
-    return np.array([0 if seed in (None, "") else int(float(seed)) for seed in given])
 
 
 def take(losses: Losses, keep: np.ndarray) -> Losses:

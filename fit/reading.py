@@ -6,15 +6,19 @@ import csv
 import dataclasses
 import io
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
 
 from looped.errors import UserError
 from looped.record import ParameterGroups, RunRecord, find_records
+from looped.text import one_line
 
 MAX_ROWS = 5_000
+MAX_BYTES = 2**27
+_BATCH = 100  # rows
+_TOO_LARGE = f"is over {MAX_BYTES >> 20} MiB, and a losses table is small; keep one row a run and the columns it needs."
 EXAMPLES = pathlib.Path(__file__).parent / "data"
 GROUP_PREFIX = "params_"
 GROUPS = tuple(field.name for field in dataclasses.fields(ParameterGroups))
@@ -48,12 +52,12 @@ def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> It
         is_directory = path.is_dir()
     except ImportError as error:  # remote paths need a package of their own
         raise UserError(f"{path}: cannot be reached; {str(error)[:1].lower() + str(error)[1:]}.") from None
-    prefix = f"{path.name} " if named else ""
+    prefix = f"{one_line(path.name)} " if named else ""
     if is_directory:
         yield from _read_runs(path, index, prefix)
         return
     try:
-        content = path.read_bytes()
+        content = path.read_bytes() if path.stat().length <= MAX_BYTES else None
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path}: no such file or directory; give a CSV or Parquet file, or a directory of runs."
@@ -62,6 +66,8 @@ def read_source(path: epath.PathLike, index: int = 0, named: bool = False) -> It
         raise UserError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions."
         ) from None
+    if content is None:
+        raise UserError(f"{path}: {_TOO_LARGE}")
     rows = _parquet_rows(path, content) if content[:4] == b"PAR1" else _csv_rows(path, content)
     for number, (line, values) in enumerate(rows, 1):
         if number > MAX_ROWS:
@@ -82,7 +88,7 @@ def _read_runs(path: epath.Path, index: int, prefix: str) -> Iterator[RawRow]:
             values: dict[str, Any] = {"status": "unreadable", "reason": str(record), "run_id": name}
         else:
             values = record_values(record)
-        yield RawRow(f"{prefix}run {name}", index, values, prefix.strip(), recorded=True)
+        yield RawRow(f"{prefix}run {one_line(name)}", index, values, prefix.strip(), recorded=True)
     if not found:
         raise UserError(
             f"{path}: holds no runs; give the directory whose sub-directories are runs, or a CSV file."
@@ -104,15 +110,35 @@ def _parquet_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[
     import pyarrow
     import pyarrow.parquet
 
+    rows, size = [], 0
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
-    except pyarrow.ArrowException as error:
+        with pyarrow.parquet.ParquetFile(io.BytesIO(content)) as parquet:
+            _check_names(path, parquet.schema_arrow.names)
+            for batch in parquet.iter_batches(_BATCH):
+                size += batch.nbytes  # which a few bytes of the file may stand for
+                if size > MAX_BYTES:
+                    raise UserError(f"{path}: {_TOO_LARGE}")
+                rows += batch.to_pylist()
+                if len(rows) > MAX_ROWS:
+                    break
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+    ) as error:  # OSError: its own checks; ValueError: text
+        if isinstance(error, UserError):
+            raise
         raise UserError(
-            f"{path}: begins like Parquet but cannot be read as it ({error}); write it again."
+            f"{path}: begins like Parquet but cannot be read as it ({one_line(error, 200)}); write it again."
         ) from None
-    for batch in table.to_batches():
-        for values in batch.to_pylist():
-            yield 0, values
+    for values in rows:
+        yield 0, values
+
+
+def _check_names(path: epath.Path, names: Sequence[str]) -> None:
+    twice = next((n for n in names if n and names.count(n) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path}: column {one_line(repr(twice), 60)} appears twice; rename or remove one.")
 
 
 def _csv_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -140,9 +166,7 @@ def _csv_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[str,
                 continue
             if names is None:
                 names = [field.strip() for field in fields]
-                twice = next((n for n in names if n and names.count(n) > 1), None)
-                if twice is not None:
-                    raise UserError(f"{path}: column {twice!r} appears twice; rename or remove one.")
+                _check_names(path, names)
                 continue
             if len(fields) != len(names):
                 raise UserError(

@@ -224,7 +224,8 @@ def fit_law(
     best = int(np.argmin(values))
     if not np.isfinite(values[best]):
         raise UserError(
-            f"the law {law.form} cannot be fitted to these {len(rows.log_loss)} rows: no start ended anywhere."
+            f"the law {law.form} cannot be fitted to these {len(rows.log_loss)} rows, no start ended anywhere; check"
+            " the losses, and add budgets, widths or r."
         )
     # once more from the best end: Levenberg-Marquardt then starts with fresh damping and closes the last digits
     x, again = solve(law, rows, ends[best : best + 1], weights, objective)

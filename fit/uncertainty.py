@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -16,6 +17,8 @@ from looped.errors import UserError
 RESAMPLES = 1000
 LEVEL = 0.95
 _REDRAWS = 200
+_HOPELESS = 20  # times as many draws as are wanted without a single whole one
+_ROUNDING = 1e-32  # the square of what float64 leaves of a residual of zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +67,12 @@ class Bootstrap:
 
 
 def percentiles(values: np.ndarray, level: float, units: int) -> Interval:
-    """The interval of resampled `values` [s] that covers `level` when `units` units were drawn."""
+    """The interval of resampled `values` [s] that covers `level` when `units` units were drawn; NaN without values."""
+    if not len(values):
+        return Interval(math.nan, math.nan)
     tail = bootstrap_tail(level, units)
-    low, high = np.quantile(values, [tail, 1 - tail])
+    with np.errstate(invalid="ignore"):  # between two infinite values there is none
+        low, high = np.quantile(values, [tail, 1 - tail])
     return Interval(float(low), float(high))
 
 
@@ -88,7 +94,7 @@ def draw(
     rejected = 0
     for _ in range(_REDRAWS):
         need = resamples - len(weights)
-        if need == 0:
+        if need == 0 or (not len(weights) and rejected >= _HOPELESS * resamples):
             break
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=need)[:, cells].astype(float)
         whole = np.ones(need, dtype=bool)
@@ -176,7 +182,7 @@ def dispersion(objective: Objective, residuals: np.ndarray, parameters: int) -> 
     size = np.abs(residuals)
     spare = max(len(size) - parameters, 1)
     if objective.kind == "squares":
-        return float((size**2).sum()) / spare
+        return max(float((size**2).sum()) / spare, _ROUNDING)
     within = max(objective.delta, float(np.median(size)))
     slope = float(np.mean(size <= within)) * objective.delta / within
-    return float((np.minimum(size, objective.delta) ** 2).sum()) / spare / slope
+    return max(float((np.minimum(size, objective.delta) ** 2).sum()) / spare / slope, _ROUNDING)

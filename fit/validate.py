@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from fit.reading import GROUP_PREFIX, GROUPS, RawRow
 from looped.errors import UserError, nearest
 from looped.record import ParameterGroups, count_parameters
+from looped.text import one_line
 
 REQUIRED = ("recurrences", "n_once", "n_rec", "tokens", "loss")
 UNSTATED = "unstated"
@@ -19,6 +20,10 @@ _DONE = ("done", "finished", "ok", "complete", "completed")
 _SAID = {"running": "still running or interrupted", "failed": "failed"}
 _SAME_LOSS = 1e-4  # nats: two readings of one r = 1 run differ by less
 _HIGHEST_LOSS = 20.0  # nats: the logarithm of a vocabulary of 485 million
+_LOWEST_LOSS = 1e-6
+_MOST_RECURRENCES = 1_000_000
+_MOST = 1e18  # of parameters and tokens: a hundred thousand times the largest there are
+_MOST_FLOPS = 1e36
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +71,8 @@ def check_columns(raw: Sequence[RawRow]) -> None:
             hint = nearest(missing, names).split(" Valid:")[0].replace("Did you mean", "Rename").rstrip("?")
             where = f" in {rows[0].origin}" if rows[0].origin else ""
             raise UserError(
-                f"column {missing!r} is missing{where};{hint.lower() + ' to it:' if hint else ''} the table has"
-                f" {', '.join(names)}, and needs {', '.join(REQUIRED)}."
+                f"column {missing!r} is missing{where};{hint.lower() + ' to it' if hint else ' add it'}: the table has"
+                f" {one_line(', '.join(names), 300)}, and needs {', '.join(REQUIRED)}."
             )
 
 
@@ -87,15 +92,15 @@ def _why_not(row: RawRow) -> str | None:
     status = str(row.values.get("status") or "done").strip().lower()
     if status not in _DONE:
         reason = row.values.get("reason")
-        said = _SAID.get(status, status)
-        return f"{said}: {reason}" if reason else said
+        said = _SAID.get(status, one_line(status, 60) or "status of no text")
+        return f"{said}: {one_line(reason, 300)}" if reason else said
     loss = row.values.get("loss")
     if loss is None or str(loss).strip() == "":
         return "no loss"
     try:
         return None if math.isfinite(float(loss)) else f"the loss is not finite ({loss})"
-    except (TypeError, ValueError):
-        return None  # text: an error of its own
+    except (TypeError, ValueError, OverflowError):
+        return None  # text, or a whole number beyond any float: an error of its own
 
 
 def parse_all(
@@ -109,8 +114,12 @@ def parse_all(
         except UserError as error:
             wrong.append(str(error))
     if wrong:
-        others = f" ({len(wrong) - 1} more rows are wrong; the next: {wrong[1]})" if len(wrong) > 1 else ""
-        raise UserError(wrong[0] + others)
+        if len(wrong) == 1:
+            raise UserError(wrong[0])
+        following = wrong[1].partition("; ")[0].removesuffix(".")
+        raise UserError(
+            f"{wrong[0].removesuffix('.')} ({len(wrong) - 1} more rows are wrong; the next, {following})."
+        )
     return parsed
 
 
@@ -119,40 +128,69 @@ def _number(row: RawRow, name: str, ok: Callable[[float], bool], remedy: str) ->
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        said = "missing" if value in (None, "") else f"{value!r}, which is no number"
+        said = "missing" if value in (None, "") else f"{one_line(repr(value), 60)}, which is no number"
         raise UserError(f"{row.label}: {name} is {said}; {remedy}.") from None
+    except OverflowError:
+        number = math.inf
     if isinstance(value, bool) or not math.isfinite(number) or not ok(number):
-        raise UserError(f"{row.label}: {name} is {value}; {remedy}.")
+        raise UserError(f"{row.label}: {name} is {one_line(value, 60)}; {remedy}.")
     return number
 
 
-def _optional(row: RawRow, name: str) -> float | None:
+def _optional(row: RawRow, name: str, ok: Callable[[float], bool], what: str) -> float | None:
     if row.values.get(name) in (None, ""):
         return None
-    return _number(row, name, lambda v: v > 0, "give a positive number or leave it empty")
+    return _number(row, name, ok, f"give {what}, or leave it empty")
 
 
 def _parse(row: RawRow, convention: str | None, unit: float, stems: Sequence[str] | None) -> Parsed:
-    r = _number(row, "recurrences", lambda v: v >= 1 and v == int(v), "give a whole number of at least 1")
+    r = _number(
+        row,
+        "recurrences",
+        lambda v: 1 <= v <= _MOST_RECURRENCES and v.is_integer(),
+        f"give a whole number of at least 1 and at most {_MOST_RECURRENCES:,}",
+    )
     once = _number(
-        row, "n_once", lambda v: v >= 0, "give the number of parameters used once a token, 0 or more"
+        row,
+        "n_once",
+        lambda v: v == 0 or 1 <= v <= _MOST,
+        f"give the number of parameters used once a token, 0 or from 1 to {_MOST:g}",
     )
     rec = _number(
-        row, "n_rec", lambda v: v > 0, "give the number of parameters of the recurrent block, above 0"
+        row,
+        "n_rec",
+        lambda v: 1 <= v <= _MOST,
+        f"give the number of parameters of the recurrent block, from 1 to {_MOST:g}",
     )
-    tokens = _number(row, "tokens", lambda v: v > 0, "give the number of tokens trained on, above 0")
+    tokens = _number(
+        row,
+        "tokens",
+        lambda v: 0 < v <= _MOST,
+        f"give the number of tokens trained on, above 0 and to {_MOST:g}",
+    )
     loss = _number(
         row,
         "loss",
-        lambda v: 0 < v < _HIGHEST_LOSS,
-        "give the final loss in nats per token, above 0 and below 20",
+        lambda v: _LOWEST_LOSS <= v < _HIGHEST_LOSS,
+        f"give the final loss in nats per token, from {_LOWEST_LOSS:g} to below {_HIGHEST_LOSS:g}",
     )
-    stated = str(row.values.get("convention") or "").strip() or UNSTATED
+    stated = one_line(row.values.get("convention") or "") or UNSTATED
     if convention is not None and stated != convention:
         once, rec = _recount(row, int(r), convention)
         stated = convention
-    arm = str(row.values.get("arm") or "").strip() or (stems[row.source] if stems else DEFAULT_ARM)
-    flops, budget = _optional(row, "flops_per_token"), _optional(row, "budget_flops")
+    arm = one_line(row.values.get("arm") or "") or (one_line(stems[row.source]) if stems else DEFAULT_ARM)
+    flops, budget = (
+        _optional(row, name, lambda v: 1 <= v <= _MOST_FLOPS, f"a number of FLOPs, from 1 to {_MOST_FLOPS:g}")
+        for name in ("flops_per_token", "budget_flops")
+    )
+    # not needed for a fit, but what reads them later reads numbers
+    _optional(row, "d_model", lambda v: 1 <= v <= _MOST, f"a width, from 1 to {_MOST:g}")
+    _optional(
+        row,
+        "backprop_recurrences",
+        lambda v: 1 <= v <= r and v.is_integer(),
+        f"a whole number from 1 to recurrences, {r:.0f}",
+    )
     return Parsed(row, arm, int(r), once, rec, tokens, loss * unit, flops, budget, stated)
 
 
@@ -166,9 +204,10 @@ def _recount(row: RawRow, r: int, convention: str) -> tuple[float, float]:
                 f" {', '.join(GROUP_PREFIX + g for g in GROUPS)}, and {name} is missing; add it, or leave the"
                 " convention out."
             )
-        counts[group] = int(_number(row, name, lambda v: v >= 0, "give a number of parameters, 0 or more"))
+        remedy = f"give a number of parameters, from 0 to {_MOST:g}"
+        counts[group] = int(_number(row, name, lambda v: 0 <= v <= _MOST, remedy))
     once, rec = count_parameters(ParameterGroups(**counts), r, convention)
-    if rec <= 0:
+    if rec < 1:
         raise UserError(
             f"{row.label}: params_recurrent_block is 0; give the parameters of the recurrent block."
         )
@@ -181,7 +220,9 @@ def one_convention(parsed: Sequence[Parsed]) -> str:
     for row in parsed:
         examples.setdefault(row.convention, row.raw.label)
     if len(examples) > 1:
-        listed = " and ".join(f"{name!r} ({label})" for name, label in examples.items())
+        listed = " and ".join(
+            f"{one_line(repr(name), 60)} ({label})" for name, label in list(examples.items())[:2]
+        )
         raise UserError(
             f"the rows count n_once and n_rec under different conventions, {listed}, which moves φ by as much as the"
             " effect under study; give --convention NAME to recount all rows from their params_ columns, or state the"
@@ -202,7 +243,8 @@ def drop_repeats(parsed: Sequence[Parsed], excluded: list[Excluded]) -> list[Par
     for row in parsed:
         run_id = row.text("run_id")
         if run_id and run_id in by_id:
-            excluded.append(Excluded(row.raw.label, f"repeats run_id {run_id} of {by_id[run_id].raw.label}"))
+            reason = f"repeats run_id {one_line(run_id, 60)} of {by_id[run_id].raw.label}"
+            excluded.append(Excluded(row.raw.label, reason))
             continue
         arm = row.arm if row.recurrences > 1 else ""
         k, seed = row.text("backprop_recurrences"), row.text("seed")

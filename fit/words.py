@@ -61,7 +61,7 @@ _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "φ": r"$\varphi$", "α": r"$\alpha$", "β": r"$\beta$",
     "ψ": r"$\psi$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "Δ": r"$\Delta$", "−": "$-$", "·": r"$\cdot$",
-    "×": r"$\times$", "²": "$^2$", "₂": "$_2$", "…": r"\dots{}", "–": "--", "Σ": r"$\Sigma$",
+    "×": r"$\times$", "²": "$^2$", "₂": "$_2$", "∞": r"$\infty$", "…": r"\dots{}", "–": "--", "Σ": r"$\Sigma$",
 }  # fmt: skip
 
 
@@ -88,17 +88,24 @@ def span(interval: Interval | tuple[float, float] | None, form: str = ".3f") -> 
     if interval is None:
         return "–"
     low, high = (interval.low, interval.high) if isinstance(interval, Interval) else interval
-    return f"{low:{form}} to {high:{form}}"
+    return f"{_plain(low, form)} to {_plain(high, form)}"
+
+
+def _plain(value: float | None, form: str) -> str:
+    """A number; – where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:{form}}" if math.isfinite(value) else "∞" if value > 0 else "−∞"
 
 
 def mnat(value: float | None, form: str = ".1f") -> str:
-    return "–" if value is None else f"{1000 * value:{form}}"
+    return _plain(None if value is None else 1000 * value, form)
 
 
 def count(value: float | None) -> str:
     """A number of parameters or tokens: 589 M."""
-    if value is None:
-        return "–"
+    if value is None or not math.isfinite(value):
+        return _plain(value, "")
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= 0.9995 * size:  # 999.7 M rounds to 1 B
             return f"{value / size:.3g}{unit}"
@@ -150,7 +157,7 @@ def laws_table(arm: str, laws: Sequence[LawRow]) -> Table:
         rows.append(
             (
                 law.law.name + ("" if law.status == "converged" else f" ({law.status})"),
-                "–" if law.phi is None else f"{law.phi:.3f}",
+                _plain(law.phi, ".3f"),
                 span(law.interval),
                 mnat(law.misfit),
                 mnat(law.left_out),
@@ -174,18 +181,21 @@ def diagnosis_tables(d: Diagnosis) -> list[Table]:
     tests = [f"p = {p:.2g} with {name}" for p, name in named if p is not None]
     told = f"r^φ against m(r): {', '.join(tests)}. " if tests else ""
     free = tuple(
-        (str(m.recurrences), f"{m.free:.3f}", span(m.interval), f"{m.power:.3f}") for m in fit.multipliers
+        (str(m.recurrences), _plain(m.free, ".3f"), span(m.interval), _plain(m.power, ".3f"))
+        for m in fit.multipliers
     )
     parts = tuple(
         (
             s.name,
             str(s.rows),
-            "–" if s.phi is None else f"{s.phi:.3f}",
+            _plain(s.phi, ".3f"),
             span(s.interval) if s.interval else s.reason,
         )
         for s in d.subsets
     )
-    cells = tuple((str(i.recurrences), _flops(i.budget_flops), f"{i.change:+.4f}") for i in d.influence[:6])
+    cells = tuple(
+        (str(i.recurrences), _flops(i.budget_flops), _plain(i.change, "+.4f")) for i in d.influence[:6]
+    )
     misfit = tuple((m.name, str(m.rows), f"{m.mean_log:+.4f}", mnat(m.rmse)) for m in d.misfit)
     return [
         Table(
@@ -242,8 +252,7 @@ def equivalent_table(items: Sequence[Equivalent]) -> Table:
     rows = tuple(
         (e.arm, str(e.recurrences), "–" if e.d_model is None else str(e.d_model), count(e.unique), count(e.equal_loss),
          f"{count(e.equal_loss_interval.low)} to {count(e.equal_loss_interval.high)}", count(e.equal_cost),
-         "–" if e.loss is None else f"{e.loss:.4f}",
-         "–" if e.loss_at_equal_cost is None else f"{e.loss_at_equal_cost:.4f}")
+         _plain(e.loss, ".4f"), _plain(e.loss_at_equal_cost, ".4f"))
         for e in items
     )  # fmt: skip
     header = (
@@ -263,7 +272,7 @@ def equivalent_table(items: Sequence[Equivalent]) -> Table:
 def optima_table(items: Sequence[Optimum]) -> Table:
     rows = tuple(
         (o.arm, str(o.recurrences), f"{o.budget_flops:.3g}", count(o.n_optimal),
-         f"{count(o.n_interval.low)} to {count(o.n_interval.high)}", count(o.tokens), f"{o.loss:.4f}",
+         f"{count(o.n_interval.low)} to {count(o.n_interval.high)}", count(o.tokens), _plain(o.loss, ".4f"),
          span(o.loss_interval, ".4f"), "extrapolated" if o.extrapolated else "")
         for o in items
     )  # fmt: skip

@@ -12,6 +12,15 @@ def short(number: float) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
+def one_line(text: object, most: int | None = None) -> str:
+    """Returns `text` as one printable line: runs of spaces, line ends and unprintable characters become a space.
+
+    Where it has more than `most` characters it is cut and ends in `…`.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if most is None or len(line) <= most else line[: most - 1] + "…"
+
+
 def clock(seconds: float | None) -> str:
     """Returns `4 s`, `3 min`, `1 h 20 min`, or nothing for None."""
     if seconds is None:

@@ -1,13 +1,14 @@
 """Diagnosis: the published misfit, tests that are quiet when the law holds and loud when it does not."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 from tables import TRUTH, law_losses, take, with_losses
 
 from fit.analysis import Options, analyse
-from fit.diagnose import diagnose, influence, lack_of_fit, misfits, phi_profile, subsets
+from fit.diagnose import _distance_to_power, diagnose, influence, lack_of_fit, misfits, phi_profile, subsets
 from fit.law import Law
 from fit.sensitivity import laws_beside, leave_cells_out, sensitivity
 from fit.words import diagnosis_tables
@@ -16,6 +17,10 @@ from fit.words import diagnosis_tables
 @pytest.fixture(scope="module")
 def arm(analysis):
     return analysis.arms["vanilla"]
+
+
+def test_draws_that_are_all_alike_give_no_test():
+    assert math.isnan(_distance_to_power(np.array([0.5, 1.0]), np.zeros((2, 2)), np.log([2.0, 4.0])))
 
 
 def test_the_published_multipliers_and_their_misfit(analysis, arm):

@@ -193,7 +193,21 @@ SPOILT = {
     "tokens of another arm": (lambda: change(4, tokens=2.1e9), "row 5 (line 6): tokens × flops_per_token is 2.1"),
     "repeated row": (lambda: [*published_rows(), published_rows()[6]], "row 117 (line 118) repeats row 7 (line 8)"),
     "two conventions": (lambda: change(4, convention="mine"), "(row 1 (line 2)) and 'mine' (row 5 (line 6))"),
-    "several wrong rows": (lambda: [r | {"tokens": "x"} for r in published_rows()], "115 more rows are wrong"),
+    "several wrong rows": (
+        lambda: [r | {"tokens": "x"} for r in published_rows()],
+        "above 0 and to 1e+18 (115 more rows are wrong; the next, row 2 (line 3): tokens is 'x', which is no number).",
+    ),
+    "r beyond any integer": (lambda: change(4, recurrences=1e300), "recurrences is 1e+300; give a whole number"),
+    "tokens beyond any run": (lambda: change(4, tokens=1e30), "tokens is 1e+30; give the number of tokens"),
+    "n_once in billions": (lambda: change(4, n_once=0.0003), "n_once is 0.0003; give the number of parameters"),
+    "no n_rec to speak of": (lambda: change(4, n_rec=1e-320), "n_rec is 1e-320; give the number of parameters"),
+    "loss near zero": (lambda: change(4, loss=1e-300), "loss is 1e-300; give the final loss in nats"),
+    "FLOPs of nothing": (lambda: change(4, flops_per_token=1e-320), "flops_per_token is 1e-320; give a number of"),
+    "width in words": (lambda: change(4, d_model="wide"), "d_model is 'wide', which is no number; give a"),
+    "width of zero": (lambda: change(4, d_model=0), "d_model is 0; give a width"),
+    "k in words": (lambda: change(4, backprop_recurrences="half"), "recurrences is 'half', which is no number; give a"),
+    "k above r": (lambda: change(4, backprop_recurrences=9), "recurrences is 9; give a whole number from 1 to"),
+    "a page in a number": (lambda: change(4, tokens="x " * 9999), "x x x x …, which is no number; give the"),
 }  # fmt: skip
 
 
@@ -232,6 +246,13 @@ def test_a_column_of_bits_is_not_taken_for_losses(table):
     rows = [{("bits_per_byte" if k == "loss" else k): v for k, v in row.items()} for row in published_rows()]
     with pytest.raises(UserError, match="'bits_per_byte' seems to be in bits"):
         read_losses(table(rows))
+
+
+def test_seeds_are_told_apart_however_they_are_written(table):
+    given = ["0", "", "1.0", "1", "a", "inf"]
+    rows = [row | {"seed": given[i % 6]} for i, row in enumerate(published_rows())]
+    assert read_losses(table(rows)).seeds[:6].tolist() == ["0", "0", "1", "1", "a", "inf"]
+    assert set(read_losses(VANILLA).seeds) == {"0"}
 
 
 FILES = {

@@ -24,6 +24,19 @@ def bottom(budget, r):
     return 5e7 * (budget / 1e18) ** 0.5 / r**0.3
 
 
+@pytest.mark.parametrize("apart", [1e-12, 1e-8, 1e-5, 1e-3])
+def test_sizes_nearly_alike_give_no_minimum_far_away(vanilla, apart):
+    """Three sizes closer than float64 can bend a parabola through, or so close that it bends by noise alone."""
+    cell = np.flatnonzero((vanilla.budget == vanilla.budget[0]) & (vanilla.recurrences == 1))[:3]
+    one = take(vanilla, np.isin(np.arange(116), cell))
+    one = with_losses(
+        one, [2.5, 2.5 - 1e-12, 2.5 + 1e-3], n_rec=1e8 * (1 + apart * np.arange(3)), n_once=np.zeros(3)
+    )
+    (found,) = iso_flop_minima(one)
+    assert found.n_optimal is None or 1e8 / 1e14 < found.n_optimal < 1e8 * 1e14
+    assert (found.n_optimal is None) == bool(found.note) or not found.interior
+
+
 def test_exact_parabolas_are_met(vanilla):
     found = iso_flop_minima(bowls(vanilla, bottom))
     assert len(found) == 24

@@ -14,8 +14,25 @@ from fit.analysis import Options, analyse, arm_rows, fit_arm
 from fit.law import Law
 from fit.solve import HUBER, Objective, fit_law, predict, solve
 from fit.statistics import bootstrap_tail
-from fit.uncertainty import Interval, bootstrap, dispersion, draw, profile
+from fit.uncertainty import Interval, bootstrap, dispersion, draw, percentiles, profile
 from looped.errors import UserError
+
+
+def test_no_usable_resample_gives_no_interval():
+    found = percentiles(np.array([]), 0.95, 10)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+@pytest.mark.parametrize("objective", [HUBER, Objective("squares")])
+def test_residuals_of_zero_leave_a_scale_to_divide_by(objective):
+    assert 0 < dispersion(objective, np.zeros(10), 6) < 1e-30
+
+
+def test_a_hopeless_design_is_given_up_before_long():
+    cells = np.arange(400)
+    with pytest.raises(UserError, match="resampling 400 cells hardly ever keeps every r"):
+        draw(cells, [(cells, np.arange(400), np.ones(400))], resamples=50, seed=0)
 
 
 def test_the_interval_of_the_published_grid(analysis):
