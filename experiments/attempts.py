@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from etils import epath
 
 from looped.config import RunSpec
+from looped.credentials import without
 from looped.errors import UserError, first_line
 from looped.files import write_whole
-from looped.jsonable import from_json, to_json
+from looped.jsonable import from_json, read_json, to_json
 from looped.record import RunRecord, read_record
 
 LIMIT = 3
@@ -52,8 +54,8 @@ NONE = Attempts()
 def read(run_dir: epath.PathLike) -> Attempts:
     """The attempts at a run that is not over; none counted where the file is missing or broken."""
     try:
-        return from_json(Attempts, json.loads((epath.Path(run_dir) / FILE).read_text()))
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a UserError is a ValueError
+        return from_json(Attempts, read_json(epath.Path(run_dir) / FILE, "", required=False))
+    except (FileNotFoundError, NotADirectoryError, UserError):
         return NONE
 
 
@@ -104,7 +106,7 @@ def attempt(
         after = Attempts(before.count + 1, before.step, (*before.reasons, first_line(error)))
         given_up = writer and after.count >= LIMIT and _give_up(spec, run_dir, after)
         if shared is None and given_up:
-            traceback.print_exc()
+            print(without(traceback.format_exc()), file=sys.stderr, flush=True)
             return _record_in(run_dir)
         raise
     finally:

@@ -31,8 +31,9 @@ from typing import Any
 from etils import epath
 
 from experiments.shares import Share
-from looped.errors import UserError, first_line
+from looped.errors import UserError, first_line, unwritable
 from looped.files import forget_listings, is_remote, write_whole
+from looped.jsonable import from_json, parse_json, to_json
 
 FOLDER = ".claims"
 BEAT_SECONDS = 20.0
@@ -132,8 +133,10 @@ def _path(root: epath.Path, share: Share) -> epath.Path:
 
 
 def _share_of(name: str) -> Share | None:
-    found = re.fullmatch(r"(\d+)-of-(\d+)", name)
-    return None if found is None else Share(int(found[1]), int(found[2]))
+    found = re.fullmatch(r"([1-9]\d{0,4})-of-([1-9]\d{0,4})", name, re.ASCII)
+    if found is None or int(found[1]) > int(found[2]):
+        return None
+    return Share(int(found[1]), int(found[2]))
 
 
 def _clock() -> str:
@@ -148,7 +151,7 @@ def _to_text(holder: Holder) -> str:
 
 def _from_text(text: str, share: Share) -> Holder | None:
     try:
-        return Holder(share, **json.loads(text))
+        return from_json(Holder, parse_json(text) | {"share": to_json(share)})
     except (TypeError, ValueError):
         return None
 
@@ -161,11 +164,9 @@ def _lock(root: epath.Path, own: Holder) -> Iterator[Claim]:
     path = pathlib.Path(_path(root, own.share))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = open(path, "a+")  # noqa: SIM115 -- closed below
+        opened = open(path, "a+", encoding="utf-8", errors="replace", opener=_no_link)  # noqa: SIM115 -- closed below
     except OSError as error:
-        raise UserError(
-            f"output is {root}, which cannot be written ({error.strerror or error}); name another folder."
-        ) from None
+        raise unwritable(error, f"output is {root}", "name another folder") from None
     with opened as file:
         patience = time.monotonic() + _ORPHANS_SECONDS
         while not _try_lock(file):
@@ -183,8 +184,13 @@ def _lock(root: epath.Path, own: Holder) -> Iterator[Claim]:
         yield Claim(file.fileno())
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens the file itself: what a link in a shared folder leads to must not be overwritten."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _who_locked(path: epath.Path, share: Share) -> Holder | None:
-    with open(path) as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         if _try_lock(file, fcntl.LOCK_SH):
             return None
         return _from_text(file.read(), share)
@@ -207,7 +213,7 @@ def _is_alive(owner: Holder) -> bool:
         return True
     try:
         os.kill(owner.pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass
@@ -286,7 +292,7 @@ def _read(path: epath.Path, share: Share) -> Holder | None:
     """The claim there; an object that was replaced while it was read is read again."""
     for _ in range(3):
         try:
-            holder = _from_text(path.read_text(), share)
+            holder = _from_text(path.read_bytes().decode(errors="replace"), share)
         except FileNotFoundError:
             return None
         if holder is not None:

@@ -128,10 +128,11 @@ def _join() -> None:
 def _leave(error: Exception) -> NoReturn:
     """Ends this process at once after an error: JAX would first wait for the others, which wait for this one."""
     from experiments.joined import CrashedError
+    from looped.credentials import without
     from looped.preemption import REQUEUE
 
-    traceback.print_exc()
-    print(f"looped: {error}; started again, it goes on from the last checkpoint.", file=sys.stderr)
+    print(without(traceback.format_exc()), file=sys.stderr)
+    print(f"looped: {without(str(error))}; started again, it goes on from the last checkpoint.", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(REQUEUE if isinstance(error, CrashedError) and error.again else 1)

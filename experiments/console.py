@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from experiments import sweep
@@ -23,7 +24,7 @@ from experiments.shares import WHOLE, Share
 from experiments.status import Status, read_status, sign_age, to_data, trouble
 from looped.config import RunSpec
 from looped.files import is_remote
-from looped.text import clock, short
+from looped.text import clock, one_line, short
 
 Columns = dict[str, Callable[[Any], str]]
 """How to show each field of a row."""
@@ -74,7 +75,7 @@ def run_sweep(
             outcome = sweep.run(specs, directory, workers=workers, view=view, **common)
     result = Result(directory, outcome, time.monotonic() - began, share)
     if speaks:
-        print("\n".join(_closing(result)), flush=True)
+        print("\n".join(map(one_line, _closing(result))), flush=True)
     return result
 
 
@@ -116,7 +117,7 @@ def show_status(directory: str, as_json: bool = False, watch: bool = False) -> N
     elif watch:
         said = None
         while not status.over:
-            if (line := f"{summary(status.board)}; {_at_work(status)}") != said:
+            if (line := one_line(f"{summary(status.board)}; {_at_work(status)}")) != said:
                 print(line, flush=True)
             said = line
             time.sleep(_watch_seconds(directory))
@@ -126,7 +127,7 @@ def show_status(directory: str, as_json: bool = False, watch: bool = False) -> N
         return
     console.print(_status_table(status))
     for line in _troubles(status):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _watch_seconds(directory: str) -> float:
@@ -213,11 +214,12 @@ def _print_json(value: list | dict) -> None:
 
 
 def _print_table(title: str, found: list[dict], columns: Columns, left: tuple[str, ...]) -> None:
-    result = Table(title=title, title_justify="left", title_style="bold")
+    result = Table(title=escape(one_line(title)), title_justify="left", title_style="bold")
     for name in columns:
         result.add_column(_HEADERS.get(name, name), justify="left" if name in left else "right")
     for row in found:
-        result.add_row(*("" if row[name] is None else show(row[name]) for name, show in columns.items()))
+        cells = ("" if row[name] is None else show(row[name]) for name, show in columns.items())
+        result.add_row(*(escape(one_line(cell)) for cell in cells))
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(result)
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.board import Board, Run, State
-from looped.text import clock, short
+from looped.text import clock, one_line, short
 
 _MARKS: dict[State, str] = {
     "waiting": "[dim]waiting[/]",
@@ -101,7 +102,7 @@ class Plain:
         self._print(_STOPPING)
 
     def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def summary(board: Board) -> str:
@@ -128,14 +129,14 @@ def table(runs: Sequence[Run], title: str, ages: Mapping[str, float | None] | No
         columns[-2:] = ["step", "last sign"]
     if seeds:
         columns.insert(4, "seed")
-    result = Table(title=title, title_justify="left", title_style="bold")
+    result = Table(title=escape(one_line(title)), title_justify="left", title_style="bold")
     for column in columns:
         result.add_column(column, justify="left" if column in ("arm", "state") else "right")
     for run in runs:
         model, spec = run.spec.model, run.spec
         budget = f"{spec.steps} steps" if spec.budget_flops is None else short(spec.budget_flops)
         result.add_row(
-            spec.arm,
+            escape(one_line(spec.arm)),
             str(model.recurrences),
             str(model.d_model),
             budget,

@@ -16,7 +16,8 @@ from etils import epath
 from looped.config import RunSpec
 from looped.errors import UserError, first_line
 from looped.files import write_whole
-from looped.jsonable import from_json, to_json
+from looped.jsonable import from_json, read_json, to_json
+from looped.mechanisms import check_named
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "sweep.json"
@@ -44,11 +45,11 @@ def read(directory: epath.PathLike) -> Manifest | None:
     """Returns the manifest in `directory`, or None; raises `UserError` if it cannot be read or understood."""
     path = epath.Path(directory) / MANIFEST_FILE
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path, "name another folder", required=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); name another folder.") from None
+    except UserError:
+        raise
     except Exception as error:
         raise _unreachable(directory, error) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -57,6 +58,8 @@ def read(directory: epath.PathLike) -> Manifest | None:
             f"{path}: sweep schema {version!r}, this version reads {SCHEMA_VERSION};"
             " use the `looped` that wrote it."
         )
+    for spec in data["specs"] if isinstance(data.get("specs"), list) else ():
+        check_named(spec, str(path))
     return from_json(Manifest, data, f"{path}: ")
 
 

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from experiments.plan import Plan, PlannedRun
-from looped.text import clock, short
+from looped.text import clock, one_line, short
 
 _PIPE_WIDTH = 200  # where no terminal sets one: as much as the widest table takes
 
@@ -57,7 +58,10 @@ def runs_table(
         table.add_column(column, justify="left" if column == "arm" else "right")
     for i, run in enumerate(runs):
         counts = run.counts
-        cells = [counts["arm"], "" if counts["budget_flops"] is None else short(counts["budget_flops"])]
+        cells = [
+            escape(one_line(counts["arm"])),
+            "" if counts["budget_flops"] is None else short(counts["budget_flops"]),
+        ]
         cells += [str(counts[name]) for name in ("recurrences", "backprop_recurrences", "d_model")]
         cells += [str(run.spec.seed)] if seeds else []
         cells += [f"{counts[name]:,}" for name in ("params_total", "tokens", "steps")]

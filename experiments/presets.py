@@ -7,14 +7,14 @@ appendices C.2 (injection ablation), D.1 (learning-rate sweep) and I (extrapolat
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from etils import epath
 
 from looped.config import DataConfig, ModelConfig, OptimizerConfig, RunSpec
 from looped.errors import UserError, first_line, nearest
-from looped.jsonable import from_json
+from looped.jsonable import from_json, read_json
+from looped.mechanisms import check_named
 
 Widths = Mapping[float, tuple[int, ...]]
 """Widths d_model to train at each budget in FLOPs."""
@@ -326,15 +326,16 @@ def preset(name: str) -> Preset:
 
 def _of_plan(path: epath.Path) -> Preset:
     """The runs that `looped plan --json` wrote, on a local disk or gs://."""
+    remedy = "write one with `looped plan … --json`"
+    data = read_json(path, remedy, "preset")
     try:
-        runs = json.loads(path.read_text())["runs"]
-        specs = tuple(
-            from_json(RunSpec, run["spec"], f"{path}: runs[{i}].spec.") for i, run in enumerate(runs)
-        )
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `looped plan … --json > {path.name}` writes one.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: not a plan ({first_line(error)}); write one with `looped plan … --json`."
-        ) from None
+        found = [run["spec"] for run in data["runs"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"preset {path}: not a plan ({first_line(error)}); {remedy}.") from None
+    for spec in found:
+        check_named(spec, f"preset {path}")
+    try:
+        specs = tuple(from_json(RunSpec, spec, f"runs[{i}].spec.") for i, spec in enumerate(found))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"preset {path}: not a plan ({first_line(error)}); {remedy}.") from None
     return Preset(path.stem, f"the runs of {path}", lambda: specs)

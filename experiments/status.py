@@ -52,9 +52,9 @@ def sign_age(run: Run) -> float | None:
     """Seconds since the record of a run that has begun was last written; None where it does not say."""
     try:
         written = datetime.datetime.fromisoformat(run.updated_at or "")
-    except ValueError:
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
+    except (ValueError, TypeError):  # TypeError: a time without its zone
         return None
-    return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
 
 
 def trouble(run: Run) -> str | None:

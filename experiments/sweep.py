@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import multiprocessing
 import os
 import pathlib
@@ -208,7 +209,7 @@ class _Team:
         ours, theirs = multiprocessing.Pipe()
         log = self.log / f"worker-{index}.log"
         inherited = [theirs.fileno()] + ([] if self.lock is None else [self.lock])
-        command = [sys.executable, "-m", "experiments.worker", str(theirs.fileno()), *self.functions]
+        command = [sys.executable, "-P", "-m", "experiments.worker", str(theirs.fileno()), *self.functions]
         with open(log, "ab") as output:
             process = subprocess.Popen(
                 [*command, self.cpus[index]],
@@ -243,6 +244,8 @@ class _Team:
     def _hear(self, worker: _Worker, kind: str, payload: Any) -> None:
         if kind == "refused":
             raise UserError(payload)
+        if kind == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), payload)
         if kind == "stopped":  # the machine's SIGTERM came to the worker first
             raise Preempted
         if kind == "prepared":

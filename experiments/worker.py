@@ -23,6 +23,7 @@ from typing import Any
 
 from experiments.attempts import attempt
 from looped.config import RunSpec
+from looped.credentials import without
 from looped.errors import UserError, first_line, out_of_room
 from looped.leftovers import check_machine
 from looped.machine import keep_freed_memory
@@ -106,7 +107,7 @@ def _carry_out(connection: Connection, function: Any, kind: str, arguments: tupl
     except UserError as error:
         return "refused", str(error)
     except Exception as error:
-        traceback.print_exc()
+        print(without(traceback.format_exc()), file=sys.stderr, flush=True)
         if kind == "prepare" and (full := out_of_room(error)) is not None:
             return "full", full.filename
         return "crashed", first_line(error)

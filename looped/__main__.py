@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
-import errno
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import tyro
 
-from looped.errors import UserError, nearest
+from looped.errors import UserError, causes, first_line, nearest, out_of_room
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "From nothing to φ": {
@@ -100,50 +100,76 @@ class Quickstart:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 2 for bad input, 130 after Ctrl-C, 75 after SIGTERM where that
-    was waited for (`looped.preemption`), 141 when its output is no longer read, 1 when something cannot be
-    written."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for mechanisms given as module:Class
+    """Runs the command line and returns its exit status, of the README's table: 2 for bad input, 130 after Ctrl-C, 75
+    after SIGTERM where that was waited for (`looped.preemption`), 141 when its output is no longer read, 1 when
+    something else went wrong, as a full disk.  Then one line on stderr says what.
+
+    An error that this does not know is a fault of ours, and raised."""
+    _open_missing_streams()
     try:
-        status = _run(sys.argv[1:] if argv is None else argv)
+        status, said = _run(sys.argv[1:] if argv is None else argv), ""
         sys.stdout.flush()  # here, so that what goes wrong is dealt with below
-        return status
-    except UserError as error:
-        print(f"looped: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stop:
+    except BaseException as error:
+        status, said = _explained(error)
+    if said:
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        _flush_or_drop(stream)
+    return status
+
+
+def _open_missing_streams() -> None:
+    """Gives a process that was started without standard streams some, lest its files become them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 -- of the whole process
+
+
+def _explained(error: BaseException) -> tuple[int, str]:
+    """The exit status that `error` leads to, and what to say of it; raises it again where that is not known."""
+    if isinstance(error, UserError):
+        from looped.credentials import without
+        from looped.text import one_line
+
+        return 2, f"looped: {one_line(without(str(error)))}"
+    if isinstance(error, KeyboardInterrupt):
         from looped.preemption import REQUEUE, STOPPED, Preempted
 
-        if isinstance(stop, Preempted):
-            print(f"\nlooped: {STOPPED}.", file=sys.stderr)
-            return REQUEUE
-        print("\nlooped: interrupted; the same command goes on from what is there.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        _drop_output()
-        return 141
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _drop_output()
-            where = f" at {error.filename}" if error.filename else ""
-            said = f"no space is left{where}; make room and start the same command again"
-        elif error.filename:
-            said = (
-                f"{error.filename}: {error.strerror or error}; name another place or change its permissions"
-            )
-        else:
-            raise
-        print(f"looped: {said}.", file=sys.stderr)
-        return 1
+        if isinstance(error, Preempted):
+            return REQUEUE, f"\nlooped: {STOPPED}."
+        return 130, "\nlooped: interrupted; the same command goes on from what is there."
+    if any(isinstance(cause, BrokenPipeError) for cause in causes(error)):  # rich makes a SystemExit of it
+        return 141, ""
+    if (full := out_of_room(error)) is not None:
+        where = f" at {full.filename}" if full.filename else ""
+        return 1, f"looped: no space is left{where}; make room and start the same command again."
+    if isinstance(error, OSError) and error.filename:
+        where, why = error.filename2 or error.filename, error.strerror or str(error)
+        return 2, f"looped: {where}: {why}; name another place or change its permissions."
+    if isinstance(error, OSError):
+        return 1, f"looped: {first_line(error)}; the same command goes on from what is there."
+    raise error
 
 
-def _drop_output() -> None:
-    """Leaves nothing to flush at the end, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_or_drop(stream: TextIO) -> None:
+    """Leaves nothing in `stream` for Python to flush at the end, which would fail again and change the exit status."""
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def _run(argv: list[str]) -> int:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the folder in which this was started is gone; change to another.") from None
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -155,12 +181,15 @@ def _run(argv: list[str]) -> int:
     if name not in _BY_NAME:
         return _explain(argv)
     module, attribute = _BY_NAME[name]
-    command: Any = tyro.cli(
-        getattr(importlib.import_module(module), attribute),
-        prog=f"looped {name}",
-        args=argv[words:],
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    try:
+        command: Any = tyro.cli(
+            getattr(importlib.import_module(module), attribute),
+            prog=f"looped {name}",
+            args=argv[words:],
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
+    except SystemExit as done:  # it has shown the help or what is wrong with an option
+        return int(done.code or 0)
     return command.run()
 
 

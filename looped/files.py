@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -13,16 +15,30 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
-def write_whole(path: epath.PathLike, text: str) -> None:
+def write_whole(path: epath.PathLike, content: str | bytes) -> None:
     """Replaces the file in one step, its folder made where it is missing: no reader finds half of it."""
     path = epath.Path(path)
+    data = content.encode() if isinstance(content, str) else content
     if is_remote(path):  # an object appears when it is complete
-        path.write_text(text)
+        path.write_bytes(data)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{os.getpid()}"
-    partial.write_text(text)
-    partial.replace(path)
+    with whole(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole(path: epath.Path) -> Iterator[epath.Path]:
+    """Yields the place of a file that becomes `path` when the context ends well, and is removed where it does not."""
+    # Not to be guessed, so that nobody puts a link there in a folder that several write to.
+    partial = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # it may never have been made
+            partial.unlink()
+        raise
 
 
 def forget_listings(path: epath.PathLike) -> None:

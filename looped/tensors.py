@@ -16,6 +16,8 @@ import numpy as np
 from etils import epath
 
 from looped.errors import UserError, first_line
+from looped.files import whole
+from looped.jsonable import parse_json
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -34,21 +36,22 @@ def read_arrays(path: epath.PathLike) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: no such file.")
     try:
         return _read_pt(path) if path.suffix == ".pt" else _read_safetensors(path.read_bytes())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (UserError, OSError):
+        raise
+    except (
+        Exception
+    ) as error:  # a header of others' making goes wrong in many ways, as by a shape beyond all numbers
         raise UserError(f"{path}: damaged, or no {path.suffix} file ({error}).") from error
 
 
 def write_arrays(path: epath.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes `arrays` whole or not at all."""
     path = _checked(path)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    if path.suffix == ".pt":
-        _write_pt(unfinished, arrays)
-    else:
-        _write_safetensors(unfinished, arrays)
-    unfinished.replace(path)
+    with whole(path) as unfinished:
+        if path.suffix == ".pt":
+            _write_pt(unfinished, arrays)
+        else:
+            _write_safetensors(unfinished, arrays)
 
 
 def _checked(path: epath.PathLike) -> epath.Path:
@@ -62,7 +65,7 @@ def _read_safetensors(content: bytes) -> dict[str, np.ndarray]:
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 + size:
         raise ValueError(f"a header of {size} bytes in a file of {len(content)}")
-    header: dict[str, Any] = json.loads(content[8 : 8 + size])
+    header: dict[str, Any] = parse_json(content[8 : 8 + size])
     header.pop("__metadata__", None)
     data = memoryview(content)[8 + size :]
     arrays, end = {}, 0

@@ -290,7 +290,7 @@ def _print_machines(machines: list[Machine], as_json: bool) -> None:
     import json
     import sys
 
-    from looped.text import clock
+    from looped.text import clock, one_line
     from tpu_launch.engine import age_seconds
 
     rows = []
@@ -319,6 +319,7 @@ def _print_machines(machines: list[Machine], as_json: bool) -> None:
         print("No machines.")
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     result = Table(title="machines", title_justify="left", title_style="bold")
@@ -331,5 +332,6 @@ def _print_machines(machines: list[Machine], as_json: bool) -> None:
         )
         kind = f"{row['accelerator']}{' spot' if row['spot'] else ''}"
         said = f"{row['state']}: {row['reason']}" if row["reason"] else row["state"]
-        result.add_row(row["name"], row["where"], kind, said, clock(row["age_seconds"]), costs, row["sweep"])
+        cells = (row["name"], row["where"], kind, said, clock(row["age_seconds"]), costs, row["sweep"])
+        result.add_row(*(escape(one_line(cell)) for cell in cells))  # others' words are no markup
     Console(width=None if sys.stdout.isatty() else 200).print(result)

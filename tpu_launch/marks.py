@@ -15,7 +15,7 @@ from etils import epath
 
 from looped.errors import UserError
 from looped.files import write_whole
-from looped.jsonable import from_json, to_json
+from looped.jsonable import from_json, parse_json, to_json
 
 FOLDER = "shares"
 
@@ -42,9 +42,9 @@ class Mark:
         """Since it was written; 0 where it does not say when."""
         try:
             written = datetime.datetime.fromisoformat(self.updated_at)
-        except ValueError:
+            return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
+        except (ValueError, TypeError):  # TypeError: a time without its zone
             return 0.0
-        return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
 
     @property
     def over(self) -> bool:
@@ -66,7 +66,7 @@ def read(folder: epath.PathLike, share: int, shares: int) -> Mark | None:
     """The share's mark; None where there is none."""
     path = epath.Path(folder) / FOLDER / file_name(share, shares)
     try:
-        text = path.read_text()
+        text = path.read_bytes().decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
     return next(parse(text), None)
@@ -76,6 +76,6 @@ def parse(text: str) -> Iterator[Mark]:
     """The marks in files joined by end; a line that is none, half written, is left out."""
     for line in text.splitlines():
         try:
-            yield from_json(Mark, json.loads(line))
+            yield from_json(Mark, parse_json(line))
         except (ValueError, UserError):
             continue

@@ -16,7 +16,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 
+from looped.credentials import without
 from looped.errors import UserError
+from looped.text import one_line
 
 SECONDS = 180.0
 """A call may take this long: gcloud needs a few seconds to start, and tries again by itself where the service fails."""
@@ -211,7 +213,7 @@ def _failed(wanted: Call, status: int, stderr: str) -> CallError:
 
 
 def _sentence(line: str) -> str:
-    line = re.sub(r"^(ERROR|error): ?(\([\w.-]+\) )?", "", line)
+    line = re.sub(r"^(ERROR|error): ?(\([\w.-]+\) )?", "", one_line(without(line)))
     return (line if len(line) <= 300 else line[:297] + "…").rstrip(" .;:")
 
 

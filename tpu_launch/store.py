@@ -10,7 +10,7 @@ import pathlib
 import unicodedata
 
 from looped.errors import UserError
-from looped.jsonable import from_json, to_json
+from looped.jsonable import from_json, parse_json, to_json
 from tpu_launch import marks
 from tpu_launch.launch import FOLDER, SCHEMA_VERSION, Launch
 from tpu_launch.marks import Mark
@@ -75,7 +75,7 @@ def read(outside: Outside, path: str) -> str | None:
     if is_bucket(path):
         return outside.run_unless(call("gcloud", "storage", "cat", path), "absent")
     file = pathlib.Path(path)
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
 
 
 def read_launch(outside: Outside, output: str) -> Launch | None:
@@ -85,7 +85,7 @@ def read_launch(outside: Outside, output: str) -> Launch | None:
     if text is None:
         return None
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise UserError(
             f"{path}: not JSON ({error}); see what machines there are and remove the file."
@@ -95,7 +95,18 @@ def read_launch(outside: Outside, output: str) -> Launch | None:
         raise UserError(
             f"{path}: launch schema {version!r}, this version reads {SCHEMA_VERSION}; use the `looped` that wrote it."
         )
-    return from_json(Launch, data, f"{path}: ")
+    found = from_json(Launch, data, f"{path}: ")
+    if not _is_same(found.output, output):  # its machines are named after that folder
+        raise UserError(
+            f"{path}: is of the launch in {found.output}; name that folder, and remove this copy."
+        )
+    return found
+
+
+def _is_same(one: str, other: str) -> bool:
+    if is_bucket(one) or is_bucket(other):
+        return one == other
+    return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
 
 
 def launch_path(launch: Launch) -> str:
@@ -112,7 +123,10 @@ def read_marks(outside: Outside, launch: Launch) -> dict[int, Mark]:
     if is_bucket(folder):
         text = outside.run_unless(call("gcloud", "storage", "cat", f"{folder}/*.json"), "absent") or ""
     else:
-        text = "".join(file.read_text() for file in sorted(pathlib.Path(folder).glob("*.json")))
+        text = "".join(
+            file.read_text(encoding="utf-8", errors="replace")
+            for file in sorted(pathlib.Path(folder).glob("*.json"))
+        )
     return {mark.share: mark for mark in marks.parse(text) if mark.shares == launch.shares}
 
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from looped.errors import UserError
-from looped.text import clock
+from looped.jsonable import parse_json
+from looped.text import clock, one_line
 from tpu_launch import store
 from tpu_launch.engine import Engine, Machine, engine_of
 from tpu_launch.launch import Launch
@@ -211,7 +212,7 @@ class Watch:
 
 def failure(launch: Launch, mark: Mark, others: int) -> str:
     """One sentence on a share that was given up: what happened, what is still running, what to do."""
-    why = f"status {mark.status}" + (f", {mark.reason.rstrip('.')}" if mark.reason else "")
+    why = f"status {mark.status}" + (f", {one_line(mark.reason).rstrip('.')}" if mark.reason else "")
     log = f"{launch.folder}/logs/{mark.share}-of-{mark.shares}.log"
     return (
         f"share {mark.share}/{mark.shares} failed {mark.failures} times and is given up ({why}); {others} other shares"
@@ -256,8 +257,8 @@ class _Lease:
             return
         other = self._read()
         if other and {key: other.get(key) for key in self.own} != self.own:
-            silent = time.time() - float(other.get("time") or 0)
-            if silent < float(other.get("patience") or 0) and not _has_ended(other):
+            silent = time.time() - _number(other.get("time"))
+            if silent < _number(other.get("patience")) and not _has_ended(other):
                 raise UserError(
                     f"process {other.get('pid')} on {other.get('host')} watches this launch, last seen {silent:.0f} s"
                     f" ago; leave it to that, or end it and remove {self.path}."
@@ -271,10 +272,15 @@ class _Lease:
 
     def _read(self) -> dict | None:
         try:
-            found = json.loads(store.read(self.outside, self.path) or "null")
+            found = parse_json(store.read(self.outside, self.path) or "null")
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+
+def _number(value: object) -> float:
+    """`value`, of a file that anybody may have written, if it is a number; 0 otherwise."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else 0.0
 
 
 def _has_ended(other: dict) -> bool:
@@ -283,7 +289,7 @@ def _has_ended(other: dict) -> bool:
         return False
     try:
         os.kill(other["pid"], 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
         pass

@@ -25,8 +25,9 @@ from looped.data.metadata import read_metadata
 from looped.data.rows import RowSource
 from looped.data.shards import hash_file
 from looped.data.sources import PRESETS
+from looped.data.tfds_folder import check_folder
 from looped.data.tokenizers import Tokenizer, get_tokenizer
-from looped.errors import UserError, nearest
+from looped.errors import UserError, nearest, unwritable
 from looped.files import is_remote
 
 if TYPE_CHECKING:
@@ -292,9 +293,7 @@ def prepare(
                 if not directory.exists():  # another process may have made it while this one waited
                     _prepare(plan, root, directory, alone)
         except OSError as error:
-            raise UserError(
-                f"LOOPED_DATA is {root}: cannot write there ({error}); name a folder that has room."
-            ) from error
+            raise unwritable(error, f"LOOPED_DATA is {root}", "name another folder") from error
     return PackedData(directory)
 
 
@@ -342,7 +341,7 @@ def _lock(root: epath.Path, name: str) -> Iterator[bool]:
     if is_remote(root):
         yield False
         return
-    with open(root / f"lock-{name}", "w") as file:
+    with open(root / f"lock-{name}", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -385,6 +384,7 @@ def _open_rows(data: PackedData, split: Split) -> RowSource:
     import tensorflow_datasets as tfds
 
     described = data.metadata.split(split)
+    check_folder(data.directory)
     try:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         builder = tfds.builder_from_directory(data.directory)

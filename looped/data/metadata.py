@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from etils import epath
 
 from looped.data.corpus import Split
 from looped.data.packing import LongDocuments, PackingStatistics
+from looped.data.subword import FILES
 from looped.data.tokenizers import fingerprint_of
 from looped.errors import UserError
-from looped.jsonable import from_json
+from looped.jsonable import from_json, read_json
 
 FORMAT_VERSION = 1
 METADATA_FILE = "metadata.json"
@@ -34,6 +34,10 @@ class TokenizerFile:
     name: str
     added_tokens: tuple[str, ...] = ()
     bos_token: str | None = None
+
+    def __post_init__(self):
+        if self.name not in FILES:  # it is joined to the folder's path
+            raise UserError(f"tokenizer_file.name is {self.name!r}; it is {' or '.join(FILES)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +96,10 @@ def read_metadata(directory: epath.Path) -> PackMetadata:
     if (directory / STATE_FILE).exists():
         raise UserError(f"{directory}: packing is not finished; run the same `looped data pack` again.")
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data = read_json(path, "name another data set, or delete it to make it again", required=False)
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
-            f"{directory}: no prepared data ({METADATA_FILE}: {error}); name another, or delete it and retry."
+            f"{directory}: no prepared data (it has no {METADATA_FILE}); name another, or delete it and retry."
         ) from None
     version = data.get("format_version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:

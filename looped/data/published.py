@@ -24,6 +24,7 @@ from looped.data.metadata import PackMetadata, SplitMetadata, TokenizerFile, Tok
 from looped.data.packing import PackingStatistics
 from looped.data.tokenizers import fingerprint_of, token_dtype
 from looped.errors import UserError
+from looped.jsonable import read_json
 
 VOCABULARY = 32_001
 """Ids of the published data's tokenizer (Llama 2's and one added), where its metadata name no number."""
@@ -33,6 +34,8 @@ _NAMES: dict[Split, tuple[str, ...]] = {
     "validation": ("validation", "val", "valid", "test"),
 }
 _GROUPS = 4
+_GROUP_TOKENS = 2**29
+"""Most that a row group may say to hold: a few bytes of a file can stand for any number of tokens."""
 _VOCABULARY_KEYS = ("vocab_size", "vocabulary_size", "n_vocab", "vocab")
 
 
@@ -89,12 +92,9 @@ def _split_files(directory: epath.Path, split: Split) -> tuple[list[File], dict[
             break
     else:
         raise UserError(f"{directory}: no meta_{_NAMES[split][0]}.json; fetch the data set whole.")
-    try:
-        meta = json.loads(path.read_text())
-        if not isinstance(meta, dict):
-            raise ValueError("no object")
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON metadata ({error}); fetch it again.") from None
+    meta = read_json(path, "fetch it again")
+    if not isinstance(meta, dict):
+        raise UserError(f"{path}: not JSON metadata (no object); fetch it again.")
     shards = [
         p for p in directory.glob("*.parquet") if re.match(rf"(.*[_-])?{name}([_.-]|\.parquet)", p.name)
     ]
@@ -124,6 +124,8 @@ class ParquetRows:
         digest, total = hashlib.sha256(), 0
         for i, shard in enumerate(self._shards):
             for group, rows in enumerate(self._row_groups(shard, digest)):
+                if not rows:
+                    continue
                 total += rows
                 self._groups.append((i, group))
                 ends.append(total)
@@ -150,6 +152,7 @@ class ParquetRows:
                     raise UserError(
                         f"{shard.path}: no column {COLUMN!r} but {names}; is this the packed data?"
                     )
+                self._check_sizes(shard, parquet.metadata)
                 digest.update(
                     json.dumps([shard.name, shard.size, parquet.metadata.to_dict()], default=str).encode()
                 )
@@ -158,6 +161,14 @@ class ParquetRows:
             raise
         except Exception as error:  # of the storage or Arrow
             raise self._error(shard, error) from None
+
+    def _check_sizes(self, shard: File, metadata: Any) -> None:
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                if column.path_in_schema.partition(".")[0] == COLUMN and column.num_values > _GROUP_TOKENS:
+                    raise self._error(
+                        shard, f"a row group of {column.num_values:,} tokens, at most {_GROUP_TOKENS:,} are read"
+                    )
 
     def _error(self, shard: File, reason: object) -> UserError:
         return UserError(f"{shard.path}: the shard cannot be read ({reason}); fetch it again.")
@@ -199,6 +210,8 @@ class ParquetRows:
                 tokens = lists.flatten().to_numpy(zero_copy_only=False)
         except Exception as error:
             raise self._error(shard, error) from None
+        if not len(tokens) or lists.null_count:
+            raise self._error(shard, "rows without tokens")
         length = self.row_length or int(lengths[0])
         if not (lengths == length).all():
             raise self._error(

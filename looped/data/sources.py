@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from looped.credentials import check_address
 from looped.data import files
 from looped.data.corpus import SOURCES, SPLITS, Source, Split, get_source
+from looped.data.tfds_folder import check_folder
 from looped.data.tokenizers import fingerprint_of
 from looped.errors import UserError, first_line, nearest
 
@@ -104,6 +106,8 @@ def make_source(spec: str, options: SourceOptions | None = None) -> Source:
     anything else is a path or glob of files.  `UserError` for what is not there.
     """
     options = options or SourceOptions()
+    for field, given in (("source", spec), ("validation", options.validation), ("mirror", options.mirror)):
+        check_address(field, given)
     if spec in PRESETS:
         return _preset(spec, options)
     if options.mirror is not None:
@@ -323,13 +327,21 @@ def _open_tfds(what: str, split: str) -> tuple[Sequence[Any], dict]:
     """Opens a TFDS data set that is prepared already, in a format of random access: without TensorFlow."""
     import tensorflow_datasets as tfds
     from etils import epath
+    from tensorflow_datasets.core import naming
 
     try:
         if "/" in what and epath.Path(what).expanduser().is_dir():
+            check_folder(epath.Path(what).expanduser())
             builder = tfds.builder_from_directory(epath.Path(what).expanduser())
         else:
+            if naming.parse_builder_name_kwargs(what)[0].namespace:
+                raise UserError(
+                    f"source 'tfds:{what}' is of others, whose code TFDS would fetch and run; pack files."
+                )
             builder = tfds.builder(what, file_format="array_record")
         rows: Any = builder.as_data_source(split)  # pyright: ignore[reportCallIssue]
+    except UserError:
+        raise
     except Exception as error:  # TFDS raises many kinds
         raise UserError(
             f"source 'tfds:{what}': split {split!r} cannot be opened ({first_line(error)}). It must be prepared as"
