@@ -132,7 +132,9 @@ def _leave(error: Exception) -> NoReturn:
     from looped.preemption import REQUEUE
 
     print(without(traceback.format_exc()), file=sys.stderr)
-    print(f"looped: {without(str(error))}; started again, it goes on from the last checkpoint.", file=sys.stderr)
+    print(
+        f"looped: {without(str(error))}; started again, it goes on from the last checkpoint.", file=sys.stderr
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(REQUEUE if isinstance(error, CrashedError) and error.again else 1)

@@ -167,7 +167,8 @@ class ParquetRows:
             for column in map(group.column, range(group.num_columns)):
                 if column.path_in_schema.partition(".")[0] == COLUMN and column.num_values > _GROUP_TOKENS:
                     raise self._error(
-                        shard, f"a row group of {column.num_values:,} tokens, at most {_GROUP_TOKENS:,} are read"
+                        shard,
+                        f"a row group of {column.num_values:,} tokens, at most {_GROUP_TOKENS:,} are read",
                     )
 
     def _error(self, shard: File, reason: object) -> UserError:
