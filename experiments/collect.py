@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from looped.errors import UserError
+from looped.errors import UserError, unwritable
 from looped.files import forget_listings, write_whole
 from looped.record import ParameterGroups, RunRecord, find_records
 
@@ -95,6 +95,4 @@ def write_table(path: epath.PathLike, collected: Collected) -> None:
     try:
         write_whole(path, collected.to_csv())
     except OSError as error:
-        raise UserError(
-            f"output is {path}, which cannot be written ({error.strerror or error}); name another file."
-        ) from None
+        raise unwritable(error, f"output is {path}", "name another file") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from etils import epath
 from experiments.grid import row
 from looped.config import RunSpec
 from looped.errors import UserError
-from looped.jsonable import to_json
+from looped.jsonable import read_json, to_json
 from looped.slices import Slice, slice_of
 
 ASSUMED_MFU = 0.4
@@ -183,14 +182,10 @@ def read_check(path: epath.PathLike) -> tuple[Slice, dict[str, float | None]]:
     path = epath.Path(path)
     remedy = "give a file that `looped tpu check --json FILE` wrote"
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path, remedy, "check")
         about = slice_of(data["topology"], data.get("slices", 1))
         cells = list(data["cells"])
-    except OSError as error:
-        raise UserError(f"check {path}: cannot be read ({error.strerror or error}); {remedy}.") from None
-    except UserError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError):
         raise UserError(f"check {path}: is no check of runs for a slice; {remedy}.") from None
     seconds: dict[str, float | None] = {}
     for cell in cells:

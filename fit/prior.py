@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 
@@ -14,6 +13,7 @@ from fit.law import Law
 from fit.losses import Losses
 from fit.noise import noise_about
 from looped.errors import UserError
+from looped.jsonable import read_json
 
 PUBLISHED: Mapping[str, float] = {
     "E": 1.56773,
@@ -75,14 +75,7 @@ def read_prior(path: epath.PathLike) -> Prior:
     Raises `UserError` for a file that is none, has no φ, or counts parameters in another way than plans do.
     """
     path = epath.Path(path)
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"law {path}: cannot be read ({error.strerror or error}); give a phi.json of `looped fit`."
-        ) from None
-    except ValueError as error:
-        raise UserError(f"law {path}: is not JSON ({error}); give a phi.json of `looped fit`.") from None
+    data = read_json(path, "give a phi.json of `looped fit`", "law")
     found = data.get("arms") if isinstance(data, dict) else None
     if not isinstance(found, dict):
         raise UserError(f"law {path}: has no arms; give a phi.json of `looped fit`.")

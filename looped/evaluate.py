@@ -15,7 +15,8 @@ from flax import nnx
 
 from looped import train
 from looped.data.loader import PackedData
-from looped.errors import UserError
+from looped.errors import UserError, unwritable
+from looped.files import write_whole
 from looped.jsonable import to_json
 from looped.loss import cross_entropy_sum
 from looped.restore import TrainedRun
@@ -106,13 +107,10 @@ def write_curve(curve: RecurrenceCurve, directory: epath.PathLike) -> list[str]:
     folder = epath.Path(directory)
     text = json.dumps(to_json(curve), indent=2, ensure_ascii=False) + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "eval.json").write_text(text)
-        (folder / "eval.png").write_bytes(plot(curve))
+        write_whole(folder / "eval.png", plot(curve))
+        write_whole(folder / "eval.json", text)
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written ({error.strerror or error}); give another folder."
-        ) from None
+        raise unwritable(error, f"output is {folder}", "give another folder") from None
     return [str(folder / name) for name in ("eval.json", "eval.png")]
 
 

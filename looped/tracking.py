@@ -23,6 +23,7 @@ from etils import epath
 
 from looped.errors import UserError, first_line, nearest
 from looped.files import is_remote, write_whole
+from looped.jsonable import parse_json
 
 FILE = "metrics.jsonl"
 POINTS = 1000  # of a run's curve, about: a fixed number of steps lies between two, so that runs of one length agree
@@ -160,7 +161,7 @@ def _lines(path: epath.Path) -> list[dict[str, Any]]:
         return []
     for line in text.splitlines():
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             continue
         if isinstance(value, dict) and isinstance(value.get("step"), int):

@@ -59,6 +59,8 @@ class TpuCheck:
         from tpu_launch.check_report import report, show
         from tpu_launch.check_store import Store
 
+        if self.json not in (None, "-"):
+            _check_json(self.json)
         slices = slice_of(self.topology, self.slices)
         cells = cells_of(self._specs())
         workers = default_workers() if self.workers is None else self.workers
@@ -129,19 +131,33 @@ class _Progress:
         self._line.show(f"{done} of {cells} programs  {last}", last=done == cells)
 
 
-def _write(path: str, data: Any) -> None:
-    import json
+def _check_json(path: str) -> None:
+    """Raises `UserError`, before anything is compiled, for a file that is there and was not written by this command."""
     import pathlib
 
     from looped.errors import UserError
+    from looped.jsonable import read_json
+
+    if pathlib.Path(path).exists():
+        there = read_json(path, "name another file", "json")
+        if not isinstance(there, dict) or "cells" not in there:
+            raise UserError(f"json is {path}, which holds something else than a check; name another file.")
+
+
+def _write(path: str, data: Any) -> None:
+    import json
+
+    from etils import epath
+
+    from looped.errors import unwritable
+    from looped.files import whole
 
     text = json.dumps(data, indent=1)
     if path == "-":
         print(text)
         return
     try:
-        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+        with whole(epath.Path(path)) as partial:
+            partial.write_text(text + "\n")
     except OSError as error:
-        raise UserError(
-            f"json {path!r} cannot be written: {error.strerror or error}; name another file."
-        ) from None
+        raise unwritable(error, f"json is {path}", "name another file") from None

@@ -11,8 +11,8 @@ import json
 import pathlib
 import threading
 
-from looped.errors import UserError
-from looped.jsonable import from_json, to_json
+from looped.errors import unwritable
+from looped.jsonable import from_json, parse_json, to_json
 from tpu_launch.compile_check import Compiled, Job
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
@@ -31,14 +31,12 @@ class Store:
         self._known: dict[str, Compiled] = {}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         except OSError as error:
-            raise UserError(
-                f"output {str(directory)!r} cannot be used as a folder: {error.strerror or error}; name another."
-            ) from None
-        for line in lines:
+            raise unwritable(error, f"output is {directory}", "name another folder") from None
+        for line in text.splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 self._known[row["key"]] = from_json(Compiled, row["result"])
             except (ValueError, KeyError, TypeError):
                 continue  # half a line of a process that was killed, or another version's

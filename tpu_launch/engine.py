@@ -97,10 +97,10 @@ def age_seconds(machine: Machine) -> float | None:
 
 def parse_list(text: str, what: str) -> list[dict]:
     """The objects in a program's JSON answer, a list or a Kubernetes list."""
-    import json
+    from looped.jsonable import parse_json
 
     try:
-        data = json.loads(text or "[]")
+        data = parse_json(text or "[]")
     except ValueError as error:
         raise UserError(f"{what} answered no JSON ({error}); run it by hand to see what it says.") from None
     items = data.get("items", []) if isinstance(data, dict) else data

@@ -76,7 +76,8 @@ def pack(
 
     The bytes written depend on the plan and `shard_bytes` alone: on neither `workers`, the number of processes that
     tokenize beside this one, nor stops.  A folder is finished when it has no `unfinished.npz`.  Raises `UserError` for
-    input that cannot be read, a folder that holds anything else, and where writing fails; finished shards stay.
+    input that cannot be read, a folder that holds anything else, and where writing fails, OSError where the disk is
+    full; finished shards stay.
     """
     folder = _local(directory)
     if workers < 0 or shard_bytes < 1 or plan.buffer_size < 1 or plan.sequence_length < 1:

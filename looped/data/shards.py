@@ -18,7 +18,7 @@ from etils import epath
 
 from looped.data.metadata import STATE_FILE
 from looped.data.rows import RowSource, frame_of
-from looped.errors import UserError
+from looped.errors import UserError, out_of_room
 
 DATASET = "packed_rows"
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
@@ -103,13 +103,16 @@ def count_rows(path: Path) -> int:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns a failure to write `path` into a `UserError` that names it."""
+    """Has a failure to write `path` name it: an OSError where the disk is full, a `UserError` otherwise."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # array_record raises the latter
+        if (full := out_of_room(error)) is not None:
+            raise OSError(full.errno, full.strerror, str(path)) from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(
-            f"{path}: cannot be written ({error}); make room or mend the disk and run the same command again: finished"
-            " shards stay."
+            f"{path}: cannot be written ({why}); name another folder, or mend the disk and run the same command again:"
+            " finished shards stay."
         ) from error
 
 

@@ -187,8 +187,8 @@ def test_the_runs_of_a_plan_are_those_that_it_was_made_of(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "no such file; `looped plan"),
-        ("{", "not a plan"),
+        (None, "cannot be read .*; write one with `looped plan"),
+        ("{", "not JSON"),
         ("[]", "not a plan"),
         ('{"runs": [{"spec": {"stepz": 1}}]}', "runs\\[0\\].spec.stepz: not a field of RunSpec"),
     ],

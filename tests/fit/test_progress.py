@@ -138,7 +138,7 @@ def test_a_phi_json_that_gives_no_law_is_refused(tmp_path, changes, said):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("no", "is not JSON"), ("[]", "has no arms"), ('{"arms": 1}', "no arms")]
+    ("text", "said"), [("no", "not JSON"), ("[]", "has no arms"), ('{"arms": 1}', "no arms")]
 )
 def test_a_file_that_is_no_phi_json_is_refused(tmp_path, text, said):
     path = tmp_path / "phi.json"

@@ -101,7 +101,7 @@ def test_measure_writes_three_files_that_can_be_read_again(tmp_path, table):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["isoflops.png", "losses.csv", "phi.json"]
     assert strict((tmp_path / "out" / "phi.json").read_text()) == report.to_json()
     assert (tmp_path / "out" / "isoflops.png").read_bytes().startswith(b"\x89PNG")
-    again = measure(tmp_path / "out" / "losses.csv", tmp_path / "out", FEW)
+    again = measure(tmp_path / "out" / "losses.csv", tmp_path / "again", FEW)
     assert again.to_json() == report.to_json()
 
 
@@ -132,7 +132,7 @@ def test_seeds_and_a_tiny_scale_are_measured(tmp_path, vanilla):
         noisy = with_losses(small, loss + 0.003 * rng.standard_normal(116), columns={"seed": (seed,) * 116})
         text += noisy.to_csv() if not seed else noisy.to_csv().split("\n", 1)[1]
     (tmp_path / "losses.csv").write_text(text)
-    report = measure(tmp_path / "losses.csv", tmp_path, Options(resamples=100))
+    report = measure(tmp_path / "losses.csv", tmp_path / "out", Options(resamples=100))
     arm = report.analysis.arms["vanilla"]
     assert len(arm.index) == 232
     assert arm.boot.units == 24
@@ -148,8 +148,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(write_path(tmp_path)), "replace", full)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device"):
         write_files(tmp_path, {"phi.json": "new"})
+    assert [path.name for path in tmp_path.iterdir()] == ["phi.json"]
     assert (tmp_path / "phi.json").read_text() == "old"
 
 

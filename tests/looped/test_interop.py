@@ -229,7 +229,7 @@ def test_a_run_of_ones_own_is_written_as_the_published_code_would(tmp_path, pack
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "meta_000300.json").unlink(), "no such meta JSON"),
+        (lambda folder: (folder / "meta_000300.json").unlink(), "cannot be read"),
         (lambda folder: (folder / "meta_000300.json").write_text("{"), "not JSON"),
         (lambda folder: (folder / "meta_000300.json").write_text("[]"), "expected an object"),
         (

@@ -158,7 +158,7 @@ def test_a_preset_is_checked_whole_or_in_part(tmp_path):
             "recurrences_only has 3, which preset 'quickstart' lacks; it has 1, 2, 4",
         ),
         ({"workers": 0}, "workers is 0"),
-        ({"json": "/nowhere/check.json"}, "json '/nowhere/check.json' cannot be written"),
+        ({"json": "/nowhere/check.json"}, "json is /nowhere/check.json, which cannot be written"),
     ],
 )
 def test_bad_input_is_named(fake, tmp_path, fields, says):

@@ -94,7 +94,7 @@ def test_an_error_half_way_leaves_nothing(small, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(small, "documents", failing)
-        with pytest.raises(UserError, match=r"LOOPED_DATA is .*No space left.*room"):
+        with pytest.raises(OSError, match=r"No space left"):
             prepare("small", 32)
     assert folders(tmp_path / "cache") == []
     assert prepare("small", 32).train_rows > 0
@@ -193,7 +193,7 @@ def test_a_presets_corpus_is_found_by_its_name_once_it_is_packed(small, tmp_path
 def test_cache_that_cannot_be_written(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOOPED_DATA", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"LOOPED_DATA is .* cannot write there"):
+    with pytest.raises(UserError, match=r"LOOPED_DATA is .*cannot be written"):
         prepare("small", 32)
 
 
@@ -219,7 +219,7 @@ def test_damaged_rows_are_refused(small, damage):
     ("content", "message"),
     [
         (None, "no prepared data"),
-        ("{", "no prepared data"),
+        ("{", "not JSON"),
         ('{"format_version": 99}', "format 99"),
         ("[]", "format None"),
     ],

@@ -119,5 +119,5 @@ def test_parts_that_are_missing(folder):
     with pytest.raises(UserError, match=r"no meta_validation\.json"):
         PackedData(folder)
     (folder / "meta_train.json").write_text("[")
-    with pytest.raises(UserError, match=r"meta_train\.json: not JSON metadata"):
+    with pytest.raises(UserError, match=r"meta_train\.json: not JSON"):
         PackedData(folder)
