@@ -5,6 +5,7 @@ Beside the state lies a sum of every array, so that a byte that has changed is f
 
 from __future__ import annotations
 
+import logging
 import sys
 import uuid
 from typing import Any
@@ -22,15 +23,38 @@ FOLDER = "checkpoints"
 DAMAGED = "damaged-checkpoints"
 
 
+def _show_errors_once() -> None:
+    """Keeps tracebacks of a save that fails, as on a full disk, off standard error: Orbax raises what went wrong.
+
+    It logs the same before, asyncio logs what came of the writes beside it, and TensorStore's threads find that the
+    event loop to which they report is closed.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(lambda entry: not entry.exc_info)
+    show = sys.unraisablehook
+
+    def shown(what: Any) -> None:
+        if not (isinstance(what.exc_value, RuntimeError) and str(what.exc_value) == "Event loop is closed"):
+            show(what)
+
+    sys.unraisablehook = shown
+
+
+_show_errors_once()
+
+
 class Checkpoints:
     """The checkpoints of one run, newest two kept; saves are asynchronous and atomic.
 
-    Where several processes train the run, each calls everything here.
+    `training` says that this process trains the run, which removes the parts of a save that a kill cut short.  Where
+    several processes train it, each calls everything here.
     """
 
-    def __init__(self, run_dir: epath.PathLike):
+    def __init__(self, run_dir: epath.PathLike, training: bool = False):
         self._run_dir = epath.Path(run_dir).absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, create=True, enable_async_checkpointing=True, cleanup_tmp_directories=training
+        )
         self._manager = ocp.CheckpointManager(self._run_dir / FOLDER, options=options)
 
     def latest_step(self) -> int | None:
@@ -126,15 +150,26 @@ def sums(state: Any) -> dict[str, int]:
     """By name, the sum modulo 2³² of every array's words: whole numbers, so that it is the same in every sharding."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     arrays = [leaf for _, leaf in leaves]
-    if all(isinstance(x, np.ndarray) or (x.is_fully_addressable and _on_cpu(x)) for x in arrays):
+    if all(map(_at_hand, arrays)):
         totals = [int(np.sum(_words(np.asarray(x)), dtype=np.uint32)) for x in arrays]
     else:
         totals = [int(total) for total in _sums_on_devices(arrays)]
     return {jax.tree_util.keystr(path): total for (path, _), total in zip(leaves, totals, strict=True)}
 
 
-def _on_cpu(x: jax.Array) -> bool:
-    return next(iter(x.devices())).platform == "cpu"
+def all_finite(state: Any) -> bool:
+    """Whether every number in `state` is finite; the same on every process."""
+    arrays = jax.tree.leaves(state)
+    if all(map(_at_hand, arrays)):
+        return all(bool(np.isfinite(np.asarray(x)).all()) for x in arrays)
+    return bool(_finite_on_devices(arrays))
+
+
+def _at_hand(x: jax.Array | np.ndarray) -> bool:
+    """Whether the host can read all of it without a copy from a device."""
+    if isinstance(x, np.ndarray):
+        return True
+    return x.is_fully_addressable and next(iter(x.devices())).platform == "cpu"
 
 
 def _words(x: np.ndarray) -> np.ndarray:
@@ -148,3 +183,8 @@ def _sums_on_devices(arrays: list[jax.Array]) -> list[jax.Array]:
         return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
 
     return [total(x) for x in arrays]
+
+
+@jax.jit
+def _finite_on_devices(arrays: list[jax.Array]) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in arrays]))

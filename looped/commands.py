@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from looped.config import RunSpec
-from looped.execution import DEFAULT, Execution
+from looped.execution import DEFAULT, SAVE_EVERY_SECONDS, Execution
 from looped.text import ProgressLine, clock
 
 
@@ -29,6 +29,8 @@ class Train:
     """The run's folder."""
     execution: Annotated[Execution, tyro.conf.arg(name="")] = DEFAULT
     """How it is carried out, which changes its loss by rounding alone."""
+    save_every_seconds: float = SAVE_EVERY_SECONDS
+    """Seconds between two checkpoints, which is what a kill or a lost machine can cost."""
     distributed: bool = False
     """This is one of several processes that train the run together, such as the hosts of a TPU slice. Where the cluster
     does not say who they are, set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
@@ -64,7 +66,14 @@ class Train:
 
         with contextlib.closing(line):
             shown = progress if distributed.is_writer() else None
-            record = train(self.spec, directory, progress=shown, execution=self.execution, track=self.track)
+            record = train(
+                self.spec,
+                directory,
+                progress=shown,
+                save_every_seconds=self.save_every_seconds,
+                execution=self.execution,
+                track=self.track,
+            )
         if not distributed.is_writer():
             return int(record.status == "failed")
         if record.status == "failed":

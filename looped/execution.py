@@ -61,3 +61,5 @@ class Execution:
 
 
 DEFAULT = Execution()
+SAVE_EVERY_SECONDS = 60.0
+"""Between two checkpoints of a run, where nothing else is said."""

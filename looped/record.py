@@ -1,8 +1,7 @@
 """RunRecord: what a run says about itself, and how to find every record under a directory.
 
 A record is an Orbax JSON checkpoint, `<run directory>/record/metadata`: written atomically, on a local disk or gs://
-alike, readable as plain JSON by anything.  This module is the only one of
-`looped` that `fit` imports, so it imports no JAX.
+alike, readable as plain JSON by anything.  `fit` imports it, so it imports no JAX.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import Any, Literal
 from etils import epath
 
 from looped.errors import UserError, nearest
-from looped.jsonable import from_json, to_json
+from looped.files import write_whole
+from looped.jsonable import from_json, read_json, to_json
 
 SCHEMA_VERSION = 1
 RECORD_FOLDER = "record"
@@ -126,7 +126,15 @@ class RunRecord:
 
 
 def write_record(run_dir: epath.PathLike, record: RunRecord) -> None:
-    """Replaces the record of `run_dir` atomically.  Of several processes, one calls it."""
+    """Replaces the record of `run_dir` in one step: a kill leaves the old one or the new one.
+
+    Of several processes, one calls it.
+    """
+    folder = epath.Path(run_dir).absolute() / RECORD_FOLDER
+    content = to_json(record)
+    if (folder / _ORBAX_JSON_FILE).exists():  # which Orbax would first remove
+        write_whole(folder / _ORBAX_JSON_FILE, json.dumps(content))
+        return
     import jax
     import orbax.checkpoint as ocp
 
@@ -134,24 +142,16 @@ def write_record(run_dir: epath.PathLike, record: RunRecord) -> None:
     alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
     handler = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        checkpointer.save(
-            epath.Path(run_dir).absolute() / RECORD_FOLDER,
-            args=ocp.args.JsonSave(to_json(record)),
-            force=True,
-        )
+        checkpointer.save(folder, args=ocp.args.JsonSave(content), force=True)
 
 
 def read_record(run_dir: epath.PathLike) -> RunRecord | None:
     """Returns the record of `run_dir`, or None where it has none yet.  `UserError` if it cannot be understood."""
     path = epath.Path(run_dir) / RECORD_FOLDER / _ORBAX_JSON_FILE
     try:
-        text = path.read_text()
+        data = read_json(path, "move the run's folder away and run again", required=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); move the file away and run again.") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise UserError(

@@ -20,18 +20,19 @@ from jax.sharding import Mesh
 
 import looped
 from looped import counting, distributed
-from looped.checkpoint import Checkpoints
+from looped.checkpoint import FOLDER, Checkpoints, all_finite
 from looped.config import ModelConfig, OptimizerConfig, RunSpec
 from looped.data.loader import PackedData, prepare
 from looped.errors import UserError
-from looped.execution import DEFAULT, Execution
+from looped.execution import DEFAULT, SAVE_EVERY_SECONDS, Execution
 from looped.jsonable import from_json, to_json
 from looped.jumps import JumpWatch
 from looped.optimizer import decay, learning_rates
 from looped.preemption import Preemption
-from looped.programs import Metrics, Programs, build, describe
-from looped.record import RunRecord, read_record, write_record
+from looped.programs import Metrics, Programs, TrainState, build, describe
+from looped.record import RECORD_FOLDER, RunRecord, read_record, write_record
 from looped.sharding import batch_sharding, global_batch, local_rows, mesh_for
+from looped.tracking import FILE as CURVE
 from looped.tracking import Tracking
 
 Progress = Callable[[int, int, float, float, float], None]
@@ -45,7 +46,7 @@ def train(
     run_dir: epath.PathLike,
     *,
     progress: Progress | None = None,
-    save_every_seconds: float = 60.0,
+    save_every_seconds: float = SAVE_EVERY_SECONDS,
     execution: Execution = DEFAULT,
     track: Sequence[str] = (),
 ) -> RunRecord:
@@ -56,9 +57,11 @@ def train(
     to metrics.jsonl and to the trackers named in `track` (`looped.tracking.TRACKERS`).  Processes that have been joined
     (`looped.distributed`) all call it alike, and one writes.
 
-    Raises `UserError` for data that does not fit the model, a mesh that does not fit the run, or a folder that holds
-    another run.
+    Raises `UserError` for data that does not fit the model, a mesh that does not fit the run, seconds that are none, or
+    a folder that holds another run.
     """
+    if not save_every_seconds >= 0:
+        raise UserError(f"save_every_seconds is {save_every_seconds}; it must be at least 0.")
     # 1. What was there: the same run, finished or not; never another one.
     previous = _shared_record(run_dir)
     if previous is not None:
@@ -88,7 +91,7 @@ def train(
     multiplier_at = functools.partial(decay, steps=steps, final_fraction=spec.optimizer.final_lr_fraction)
 
     # 3. State: the newest checkpoint, or from the seed.
-    checkpoints = Checkpoints(run_dir)
+    checkpoints = Checkpoints(run_dir, training=True)
     restored = checkpoints.restore(programs.abstract, set_aside=True)
     start, state, notes = restored or (0, programs.init(spec.seed), {})
     watch = JumpWatch(notes.get("losses"))
@@ -132,15 +135,15 @@ def train(
             stopping = preemption.requested()
             due = _save_is_due(step, time.monotonic() - last_save > save_every_seconds)
             if due and not reason:
-                reason = _take(watch, step, pending)  # so that the newest checkpoint is a good one
+                # So that the newest checkpoint is a good one.
+                reason = _take(watch, step, pending) or _not_finite_state(state, step)
             if reason or stopping:
                 break
             if due:
-                checkpoints.save(step, state, notes={"losses": watch.notes()})
-                tracking.point(
-                    step, float(pending.loss), speed, multiplier_at(step - 1)
-                )  # none before it is lost
+                # First, since a process that goes on from the checkpoint does not train this step again.
+                tracking.point(step, float(pending.loss), speed, multiplier_at(step - 1))
                 tracking.flush()
+                checkpoints.save(step, state, notes={"losses": watch.notes()})
                 record = _advanced(record, step, began, watch)
                 began = last_save = time.monotonic()
                 _write(run_dir, record)
@@ -151,19 +154,21 @@ def train(
         record = _advanced(record, step, began, watch)
         if reason is None and int(state.step) != step:
             reason = f"{int(state.step)} steps were made and {step} were to be"
+        reason = reason or _not_finite_state(state, step)
+        loss, tokens = None, None
         if reason is None and not stopping:
             loss, tokens = evaluate(programs, state.params, data, spec.validation_sequences, batch_size)
-            if math.isfinite(loss):
-                checkpoints.save(step, state, {"loss": loss})
-                record = dataclasses.replace(record, status="done", loss=loss, validation_tokens=tokens)
-            else:
+            if not math.isfinite(loss):
                 reason = f"the validation loss is {loss}"
-        elif reason is None:
-            checkpoints.save(step, state, notes={"losses": watch.notes()})
-        if reason is not None:
-            record = dataclasses.replace(record, status="failed", reason=reason)
         if pending is not None:
             tracking.point(step, float(pending.loss), None, multiplier_at(step - 1))
+            tracking.flush()
+        if reason is not None:
+            record = dataclasses.replace(record, status="failed", reason=reason)
+        else:
+            checkpoints.save(step, state, None if loss is None else {"loss": loss}, {"losses": watch.notes()})
+            if loss is not None:
+                record = dataclasses.replace(record, status="done", loss=loss, validation_tokens=tokens)
         tracking.close(record.loss)
         checkpoints.close()  # before the record: what it says is done is on disk
         _write(run_dir, record)
@@ -250,10 +255,23 @@ def _shared_record(run_dir: epath.PathLike) -> RunRecord | None:
 
     def read() -> Any:
         record = read_record(run_dir)
-        return None if record is None else to_json(record)
+        if record is None:
+            _check_new(epath.Path(run_dir))
+            return None
+        return to_json(record)
 
     found = distributed.from_writer(read)
     return None if found is None else from_json(RunRecord, found)
+
+
+def _check_new(run_dir: epath.Path) -> None:
+    """Raises `UserError` where a file that a run would write over or into is another's; there is no record."""
+    for name, is_folder in ((FOLDER, True), (RECORD_FOLDER, True), (CURVE, False)):
+        path = run_dir / name
+        if path.exists() and not (is_folder and path.is_dir()):
+            raise UserError(
+                f"output is {run_dir}, which holds {name!r} and no run; name a new or empty folder."
+            )
 
 
 def _differences(there: dict[str, Any], spec: RunSpec) -> str:
@@ -304,6 +322,10 @@ def _take(watch: JumpWatch, step: int, metrics: Metrics) -> str | None:
     if reason is None:
         watch.see(step, float(metrics.loss))
     return reason
+
+
+def _not_finite_state(state: TrainState, step: int) -> str | None:
+    return None if all_finite(state) else f"the state after step {step} is not finite"
 
 
 def _not_finite(metrics: Metrics, step: int) -> str | None:

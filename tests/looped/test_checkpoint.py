@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from looped.checkpoint import DAMAGED, FOLDER, Checkpoints, sums
+from looped.checkpoint import DAMAGED, FOLDER, Checkpoints, all_finite, sums
 from looped.errors import UserError
 
 # Orbax leaves coroutines behind when a file turns out to be damaged.
@@ -124,9 +124,29 @@ def test_where_all_are_damaged_nothing_is_touched_and_the_error_names_them(run_d
     assert not (run_dir / DAMAGED).exists()
 
 
-def test_a_save_that_was_cut_short_is_not_seen(run_dir):
-    (run_dir / FOLDER / "4.orbax-checkpoint-tmp").mkdir()
+def test_a_save_that_was_cut_short_is_not_seen_and_goes_with_the_next_one(run_dir):
+    shutil.copytree(run_dir / FOLDER / "3", run_dir / FOLDER / "4.orbax-checkpoint-tmp")
     assert_is(restored(run_dir), 3)
+    assert (run_dir / FOLDER / "4.orbax-checkpoint-tmp").exists(), "who only reads removes nothing"
+    checkpoints = Checkpoints(run_dir, training=True)
+    assert_is(checkpoints.restore(state(0)), 3)
+    checkpoints.save(5, state(5), notes={"at": 5})
+    checkpoints.close()
+    assert sorted(p.name for p in (run_dir / FOLDER).iterdir()) == ["3", "5"]
+
+
+def test_what_is_not_finite_is_seen_wherever_it_lies():
+    from looped.checkpoint import _finite_on_devices
+
+    assert all_finite(state(1))
+    for name in ("matrix", "half"):
+        for value in (jnp.nan, jnp.inf):
+            bad = state(1)
+            bad[name] = bad[name].at[(3,) * bad[name].ndim].set(value)
+            assert not all_finite(bad)
+            assert not all_finite(jax.tree.map(np.asarray, bad))
+            assert not _finite_on_devices(jax.tree.leaves(bad))
+    assert _finite_on_devices(jax.tree.leaves(state(1)))
 
 
 def test_a_copy_elsewhere_restores(run_dir, tmp_path):

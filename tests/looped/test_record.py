@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import orbax.checkpoint as ocp
 import pytest
@@ -64,6 +66,25 @@ def test_writing_again_replaces_it(tmp_path):
     write_record(tmp_path / "run", record(status="running", loss=None))
     write_record(tmp_path / "run", record())
     assert read_record(tmp_path / "run") == record()
+
+
+def test_one_is_there_at_every_moment_of_its_replacement(tmp_path):
+    write_record(tmp_path / "run", record())
+    done = threading.Event()
+
+    def replace():
+        for step in range(100):
+            write_record(tmp_path / "run", record(step=step))
+        done.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(replace)
+        while not done.is_set() and not writing.done():
+            assert read_record(tmp_path / "run") is not None
+        writing.result()
+    assert read_record(tmp_path / "run") == record(step=99)
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
+        assert checkpointer.restore(tmp_path / "run" / "record") == to_json(record(step=99)), "Orbax's still"
 
 
 def test_no_record_is_none(tmp_path):
