@@ -295,9 +295,12 @@ def test_an_address_without_credentials_is_left_alone(text):
     assert without(text, {}) == text
 
 
-@given(st.text(), st.text(min_size=8).filter(lambda s: len(s.strip()) >= 8))
+LETTERS = st.characters(categories=("L", "N"))
+
+
+@given(st.text(LETTERS), st.text(LETTERS, min_size=8))
 def test_no_secret_of_the_environment_is_left_in_a_text(text, secret):
-    assert secret.strip() not in without(text + secret + text, {"HF_TOKEN": secret}).replace("***", "\0")
+    assert secret not in without(text + secret + text, {"HF_TOKEN": secret})
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD"])

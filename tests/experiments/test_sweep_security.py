@@ -70,3 +70,43 @@ def test_a_claim_does_not_write_through_a_link(tmp_path):
     with pytest.raises(UserError, match="cannot be written"), claims.hold(tmp_path / "sweep", WHOLE, "x"):
         pass
     assert precious.read_text() == "kept"
+
+
+OWNER = {"owner": "x", "pid": 1, "host": "h", "since": "s", "runs": "r", "beat": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "3", "null", "{}", json.dumps(OWNER | {"pid": "1; true"}), json.dumps(OWNER | {"beat": "now"}),
+     json.dumps(OWNER | {"share": {"index": 9, "count": 9}}) + "}", json.dumps(OWNER | {"more": 1}), "[" * 10_000],
+    ids=lambda value: value[:30],
+)  # fmt: skip
+def test_a_claim_that_is_none_is_no_holder(text):
+    assert claims._from_text(text, WHOLE) is None
+
+
+def test_a_claim_is_of_the_share_that_its_files_name_says():
+    holder = claims._from_text(json.dumps(OWNER | {"share": {"index": 9, "count": 9}}), WHOLE)
+    assert holder is not None
+    assert holder.share == WHOLE
+    assert holder.beat == 1.0
+
+
+@pytest.mark.parametrize("name", ["0-of-0", "9-of-8", "1-of-999999", "../1-of-1", "1-of-1\n", "٣-of-٨", "x"])
+def test_a_file_that_is_no_share_is_no_claim(name):
+    assert claims._share_of(name) is None
+
+
+def test_a_process_that_cannot_be_is_not_alive():
+    import socket
+
+    holder = claims._from_text(json.dumps(OWNER | {"pid": 10**30, "host": socket.gethostname()}), WHOLE)
+    assert holder is not None
+    assert not claims._is_alive(holder)
+
+
+def test_a_record_whose_time_has_no_zone_has_no_age():
+    from experiments.board import Run
+    from experiments.status import sign_age
+
+    assert sign_age(Run(RunSpec(steps=1), "x", updated_at="2026-01-01T00:00:00")) is None

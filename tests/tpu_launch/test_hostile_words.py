@@ -250,3 +250,26 @@ def test_a_printed_launch_holds_no_value_of_a_secret(capsys, monkeypatch):
         text = operate.dry_run(launch, operate.Source(GIT))
         assert "0f-ours" not in text + store.launch_text(launch)
         assert "wandb" in script(engine_of(launch).create(1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["null", "[]", "3", "{", '{"time": "now", "patience": "long", "pid": 1}', '{"time": 1e400, "patience": NaN}',
+     '{"time": [1], "patience": {}, "pid": "x", "host": 3}', "[" * 10_000],
+    ids=lambda value: value[:30],
+)  # fmt: skip
+def test_a_lease_that_is_none_keeps_nobody_off(tmp_path, text):
+    from tpu_launch.watch import LEASE_FILE, _Lease
+
+    launch = launched("ssh", output=str(tmp_path))
+    (tmp_path / ".launch").mkdir()
+    (tmp_path / ".launch" / LEASE_FILE).write_text(text)
+    with outside() as run:
+        _Lease(launch, run, 60.0).renew()
+    assert json.loads((tmp_path / ".launch" / LEASE_FILE).read_text())["pid"]
+
+
+def test_a_mark_whose_time_has_no_zone_is_not_silent():
+    from tpu_launch.marks import Mark
+
+    assert Mark(1, 1, "running", updated_at="2026-01-01T00:00:00").silent_seconds == 0.0
