@@ -110,6 +110,10 @@ class Fit(_Fitting):
 
     def run(self) -> int:
         _on_cpu()
+        if self.output is not None:
+            from fit.output import check_output
+
+            check_output(self.sources, self.output)
         report = self.report()
         data, tables = report.to_json(), []
         for arm in report.analysis.identified:
@@ -255,9 +259,11 @@ class Export(_Fitting):
     def run(self) -> int:
         _on_cpu()
         from fit.export import export
+        from fit.output import check_output
 
         if not self.output:
             raise UserError("output is missing; say where the files go with --output DIR.")
+        check_output(self.sources, self.output)
         report = self.report()
         files = export(report, self.output)
         self.say(

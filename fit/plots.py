@@ -79,7 +79,7 @@ def _shades(count: int) -> list[str]:
 def isoflops(analysis: Analysis) -> Figure:
     """Loss against parameters: a row of panels an arm, a panel an r, a colour a budget, the fitted law as lines.
 
-    At most the first 12 arms and 12 values of r.
+    At most the first 12 arms and 12 values of r, which the picture then says.
     """
     losses = analysis.losses
     arms = list(analysis.arms.values())[:_MOST_PANELS]
@@ -88,6 +88,9 @@ def isoflops(analysis: Analysis) -> Figure:
     levels = budgets if len(budgets) else np.array([np.nan])
     colours = _shades(len(levels))
     figure, axes = _figure(len(arms), len(columns), sharey="row")
+    if len(arms) < len(analysis.arms) or columns[-1] < losses.recurrences.max():
+        every = f"{len(analysis.arms)} arms and {len(np.unique(losses.recurrences))} values of r"
+        figure.suptitle(f"the first {len(arms)} and {len(columns)} of {every}", fontsize=9)
     for line, arm in zip(axes, arms, strict=True):
         for ax, r in zip(line, columns, strict=True):
             rows = arm.index[losses.recurrences[arm.index] == r]

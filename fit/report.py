@@ -10,7 +10,7 @@ from etils import epath
 
 from fit.analysis import DEFAULTS, Analysis, ArmFit, Difference, Options, Unidentified, analyse
 from fit.losses import Losses, LossUnit, read_losses
-from fit.output import plain, to_text, write_files
+from fit.output import check_output, plain, to_text, write_files
 from fit.validate import SHARED_BASELINE, UNSTATED
 
 SCHEMA_VERSION = 1
@@ -187,8 +187,10 @@ def measure(
     """Fits every arm of `source` and writes phi.json, losses.csv and isoflops.png under `out_dir`.
 
     `source` is a directory of runs, a CSV or Parquet file, or several of them.
-    Raises `UserError` when the rows cannot be read; where they do not identify φ, the report says what is missing.
+    Raises `UserError` when the rows cannot be read or writing would do harm (`fit.output.check_output`); where the
+    rows do not identify φ, the report says what is missing.
     """
+    check_output(source, out_dir)
     report = Report(analyse(read_losses(source, convention, loss_unit), options))
     return write(report, out_dir, report.to_json())
 

@@ -20,9 +20,9 @@ _NUMBERS = (
 )  # fmt: skip
 _WORDS = (
     "", "full", "vanilla", "truncated", "a,b", 'say "k"', "two\nlines", "$x^$", "$_$", "\\frac", "{", "|", "φ−α^β",
-    "🙂", "\x1b[31mred", "\u2028", "\u202eright", "-", "--json", "../up", "x" * 300, "nan", "0", "=cmd()", "a\tb", "\\",
+    "🙂", "\x1b[31mred", "\u2028", "\u202eright", "-", "--json", "../up", "x" * 300, "NaN", "0", "=cmd()", "a\tb", "\\",
 )  # fmt: skip
-_STATUSES = ("done", "ok", "DONE", "failed", "running", "", "interrupted", "unreadable", "nan")
+_STATUSES = ("done", "ok", "DONE", "failed", "running", "", "interrupted", "unreadable")
 _RENAMED = {"recurrences": "r", "n_once": "N_once", "n_rec": "n_recurrent", "tokens": "D", "loss": "val_loss"}
 _EXTRA = (
     "flops_per_token", "d_model", "backprop_recurrences", "seed", "run_id", "status", "reason", "convention",
