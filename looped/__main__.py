@@ -147,6 +147,8 @@ def _explained(error: BaseException) -> tuple[int, str]:
     if (full := out_of_room(error)) is not None:
         where = f" at {full.filename}" if full.filename else ""
         return 1, f"looped: no space is left{where}; make room and start the same command again."
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # as XLA says it
+        return 1, f"looped: memory does not suffice ({first_line(error)}); take less at a time."
     if isinstance(error, OSError) and error.filename:
         where, why = error.filename2 or error.filename, error.strerror or str(error)
         return 2, f"looped: {where}: {why}; name another place or change its permissions."

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
+import reprlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from looped.errors import UserError
 from looped.jsonable import to_json
 
+LARGEST = 2**31 - 1
+"""Of a size, a number of steps or a seed: on devices they have 32 bits."""
 
-def _at_least(config: object, low: float, *names: str) -> None:
+
+def at_least(config: object, low: float, *names: str, high: float = sys.float_info.max) -> None:
+    """Raises `UserError` for the first of these of its fields that is set and not within `low` and `high`."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not (math.isfinite(value) and value >= low):
-            raise UserError(f"{name} is {value}; it must be at least {low}.")
+        if value is not None and not low <= value <= high:  # nor is NaN
+            bound = f"most {high:g}" if value > high else f"least {low}"
+            raise UserError(f"{name} is {reprlib.repr(value)}; it must be at {bound}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +69,7 @@ class ModelConfig:
     """Type of activations and products; parameters and reductions are float32."""
 
     def __post_init__(self):
-        _at_least(
+        at_least(
             self,
             1,
             "vocab_size",
@@ -72,11 +78,13 @@ class ModelConfig:
             "n_heads",
             "n_kv_heads",
             "mlp_ratio",
-            "rope_base",
+            high=LARGEST,
         )
-        _at_least(self, 1, "recurrent_layers", "recurrences", "backprop_recurrences")
-        _at_least(self, 0, "prelude_layers", "coda_layers", "norm_epsilon")
-        _at_least(self, 1e-3, "logit_cap")
+        at_least(self, 1, "recurrent_layers", "recurrences", "backprop_recurrences", high=LARGEST)
+        at_least(self, 0, "prelude_layers", "coda_layers", high=LARGEST)
+        at_least(self, 0, "norm_epsilon")
+        at_least(self, 1, "rope_base")
+        at_least(self, 1e-3, "logit_cap")
         if self.d_model % (2 * self.n_heads):
             raise UserError(
                 f"d_model is {self.d_model} and n_heads {self.n_heads}; rotary heads need d_model divisible by"
@@ -171,10 +179,8 @@ class OptimizerConfig:
     """Exponent of width over reference, for AdamW."""
 
     def __post_init__(self):
-        _at_least(
-            self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps"
-        )
-        _at_least(self, 1, "reference_batch_tokens", "reference_tokens", "reference_width")
+        at_least(self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps")
+        at_least(self, 1, "reference_batch_tokens", "reference_tokens", "reference_width")
         for name in ("momentum", "adam_b1", "adam_b2", "final_lr_fraction"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name != "final_lr_fraction" and value == 1):
@@ -189,6 +195,9 @@ class DataConfig:
     """A known corpus, or the folder of a prepared data set."""
     shuffle_seed: int = 0
     """Added to the run's seed for the order of the data."""
+
+    def __post_init__(self):
+        at_least(self, 0, "shuffle_seed", high=LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,8 +228,9 @@ class RunSpec:
             raise UserError(
                 f"budget_flops is {self.budget_flops} and steps {self.steps}; give exactly one: how long is the run?"
             )
-        _at_least(self, 1, "budget_flops", "steps", "batch_size", "validation_sequences")
-        _at_least(self, 0, "seed")
+        at_least(self, 1, "budget_flops")
+        at_least(self, 1, "steps", "batch_size", "validation_sequences", high=LARGEST)
+        at_least(self, 0, "seed", high=LARGEST)
         if self.budget_flops is not None:
             object.__setattr__(self, "budget_flops", float(self.budget_flops))  # 10**12 and 1e12 are one run
 

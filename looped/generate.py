@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from looped.config import LARGEST, at_least
 from looped.errors import UserError
 from looped.model import LoopedLM
 
@@ -34,10 +35,7 @@ class Decoding:
     top_k: int | None = None
 
     def __post_init__(self):
-        for name in ("new_tokens", "recurrences", "kv_budget", "top_k"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1.")
+        at_least(self, 1, "new_tokens", "recurrences", "kv_budget", "top_k", high=LARGEST)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise UserError(f"temperature is {self.temperature}; it must be at least 0 (0 is greedy).")
 
@@ -57,6 +55,8 @@ def generate(
     or a `how` that the model cannot follow.
     """
     how = how or Decoding()
+    if not 0 <= seed <= LARGEST:
+        raise UserError(f"seed is {seed}; give a whole number from 0 to {LARGEST}.")
     r, vocabulary = model.passes(how.recurrences), model.config.vocab_size
     if how.kv_budget is not None and how.kv_budget > r:
         raise UserError(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from looped.config import LARGEST
 from looped.errors import UserError
 
 _RunFolder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help_behavior_hint="")]
@@ -149,6 +150,6 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         numbers = {int(part) for part in text.split(",")} if text is not None else set()
     except ValueError:
         numbers = {0}
-    if any(number < 1 for number in numbers):
-        raise UserError(f"recurrences is {text!r}; give whole numbers from 1, such as 1,2,4,8.")
+    if any(not 1 <= number <= LARGEST for number in numbers):
+        raise UserError(f"recurrences is {text!r}; give whole numbers from 1 to {LARGEST}, such as 1,2,4,8.")
     return tuple(sorted(numbers))

@@ -63,7 +63,7 @@ class TpuCheck:
             _check_json(self.json)
         slices = slice_of(self.topology, self.slices)
         cells = cells_of(self._specs())
-        workers = default_workers() if self.workers is None else self.workers
+        workers = min(default_workers() if self.workers is None else self.workers, len(cells))
         with contextlib.ExitStack() as stack:
             checker = stack.enter_context(Checker(slices, Store(self.output), workers))
             checked = checker.run(cells, self.execution, _Progress(stack))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from looped.config import LARGEST
 from looped.data import sources
 from looped.data.builder import PackedRows, PackPlan
 from looped.data.corpus import SPLITS, Split
@@ -85,6 +86,8 @@ def pack(
             f"workers is {workers}, shard_bytes {shard_bytes}, buffer_size {plan.buffer_size} and sequence_length"
             f" {plan.sequence_length}; all but workers must be at least 1, workers 0."
         )
+    if plan.sequence_length > LARGEST:
+        raise UserError(f"sequence_length is {plan.sequence_length}; it must be at most {LARGEST}.")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
