@@ -11,7 +11,7 @@ ALLOWED = {
     "looped": {"looped"},
     "experiments": {"experiments", "looped"},
     "tpu_launch": {"tpu_launch", "experiments", "looped"},
-    "fit": {"fit", "looped.record", "looped.errors", "looped.jsonable"},
+    "fit": {"fit", "looped.record", "looped.errors", "looped.jsonable", "looped.text"},
 }
 JOINTS = {pathlib.Path("looped/__main__.py"), pathlib.Path("looped/plan_commands.py")}
 """The command line joins the packages, each imported only when it is asked for."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looped.text import clock, short
+from looped.text import clock, one_line, short
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,25 @@ def test_short_reads_back_to_four_digits(number):
 )
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (" two\r\nlines\u2028", "two lines"),
+        ("\x1b[2J\0a\ud800", "[2J a"),
+        ("φ 🙂", "φ 🙂"),
+        ("\n", ""),
+        (12, "12"),
+    ],
+)
+def test_one_line(text, line):
+    assert one_line(text) == line
+
+
+@given(st.text(st.characters(codec=None)), st.integers(1, 20))
+def test_one_line_is_printable_and_no_longer_than_asked(text, most):
+    line = one_line(text, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    assert (line == one_line(text)) == (len(one_line(text)) <= most)
