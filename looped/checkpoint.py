@@ -21,6 +21,7 @@ from looped.errors import UserError, first_line
 
 FOLDER = "checkpoints"
 DAMAGED = "damaged-checkpoints"
+_KEPT = 2
 
 
 def _show_errors_once() -> None:
@@ -46,14 +47,14 @@ _show_errors_once()
 class Checkpoints:
     """The checkpoints of one run, newest two kept; saves are asynchronous and atomic.
 
-    `training` says that this process trains the run, which removes the parts of a save that a kill cut short.  Where
-    several processes train it, each calls everything here.
+    `training` says that this process trains the run, which clears away what a kill left of a checkpoint that was being
+    written or removed.  Where several processes train it, each calls everything here.
     """
 
     def __init__(self, run_dir: epath.PathLike, training: bool = False):
-        self._run_dir = epath.Path(run_dir).absolute()
+        self._run_dir, self._training = epath.Path(run_dir).absolute(), training
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, create=True, enable_async_checkpointing=True, cleanup_tmp_directories=training
+            max_to_keep=_KEPT, create=True, enable_async_checkpointing=True, cleanup_tmp_directories=training
         )
         self._manager = ocp.CheckpointManager(self._run_dir / FOLDER, options=options)
 
@@ -138,6 +139,12 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for saves in flight."""
+        self._manager.wait_until_finished()
+        if self._training:
+            for step in sorted(self._manager.all_steps())[
+                :-_KEPT
+            ]:  # as a save does, which there may not have been
+                self._manager.delete(step)
         self._manager.close()
 
 

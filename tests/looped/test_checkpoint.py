@@ -135,6 +135,20 @@ def test_a_save_that_was_cut_short_is_not_seen_and_goes_with_the_next_one(run_di
     assert sorted(p.name for p in (run_dir / FOLDER).iterdir()) == ["3", "5"]
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_what_a_kill_left_of_one_that_was_to_go_goes_in_the_end(run_dir, saves):
+    shutil.copytree(run_dir / FOLDER / "2", run_dir / FOLDER / "1")
+    (run_dir / FOLDER / "1" / "_CHECKPOINT_METADATA").unlink()
+    assert_is(restored(run_dir), 3)
+    assert (run_dir / FOLDER / "1").exists(), "who only reads removes nothing"
+    checkpoints = Checkpoints(run_dir, training=True)
+    assert_is(checkpoints.restore(state(0)), 3)
+    if saves:
+        checkpoints.save(4, state(4))
+    checkpoints.close()
+    assert sorted(p.name for p in (run_dir / FOLDER).iterdir()) == (["3", "4"] if saves else ["2", "3"])
+
+
 def test_what_is_not_finite_is_seen_wherever_it_lies():
     from looped.checkpoint import _finite_on_devices
 
