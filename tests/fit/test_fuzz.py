@@ -255,9 +255,8 @@ def test_a_sentence_that_helps_or_a_finite_stamped_result(name, count, tmp_path_
 
     holds()
     print(name, dict(outcomes))
-    assert len(outcomes) > 1 or name == "law" or count < 20, outcomes  # else all tables are too bad, or too good
-        outcomes
-    )  # else the tables are all too bad, or all too good
+    # else all tables are too bad, or too good
+    assert len(outcomes) > 1 or name == "law" or count < 20, outcomes
 
 
 def sweep(**columns):
