@@ -27,7 +27,7 @@ from flax import nnx
 from looped.checkpoint import Checkpoints
 from looped.config import DataConfig, ModelConfig, RunSpec
 from looped.errors import UserError, first_line, unwritable
-from looped.files import is_remote, write_whole
+from looped.files import check_folder, is_remote, write_whole
 from looped.interop import config_to_reference, from_reference, to_reference
 from looped.jsonable import read_json
 from looped.optimizer import make_optimizer
@@ -59,6 +59,7 @@ def import_published(
     run_dir = epath.Path(run_dir)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"{run_dir}: is there already; name a new folder.")
+    check_folder(run_dir, "target")
     meta = _read_meta(meta_file)
     fields = meta.get("model_config", meta)
     if not isinstance(fields, dict):

@@ -9,10 +9,20 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from looped.errors import UserError
+
 
 def is_remote(path: epath.PathLike) -> bool:
     """Whether `path` is on an object store: no appending, no locks, no folders of their own."""
     return "://" in os.fspath(path)
+
+
+def check_folder(path: epath.PathLike, field: str) -> None:
+    """Raises `UserError`, before what takes longer, where `path` is no folder and cannot become one; makes nothing."""
+    folder = epath.Path(path)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"{field} is {folder}, and {there} is a file; name another folder.")
 
 
 def write_whole(path: epath.PathLike, content: str | bytes) -> None:

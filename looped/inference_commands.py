@@ -104,6 +104,7 @@ class Eval:
 
     def run(self) -> int:
         from looped.evaluate import LossAt, default_recurrences, recurrence_curve, write_curve
+        from looped.files import check_folder
         from looped.jsonable import to_json
         from looped.restore import load_run
         from looped.train import prepare_data
@@ -111,6 +112,7 @@ class Eval:
         asked = _numbers(self.recurrences)
         if self.sequences is not None and self.sequences < 1:
             raise UserError(f"sequences is {self.sequences}; it must be at least 1.")
+        check_folder(self.output or self.directory, "output")
         run = load_run(self.directory)
         data = prepare_data(run.spec)
         if data.hash != run.record.data_hash:
