@@ -180,7 +180,9 @@ class OptimizerConfig:
 
     def __post_init__(self):
         at_least(self, 0, "matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr", "adam_eps")
-        at_least(self, 1, "reference_batch_tokens", "reference_tokens", "reference_width")
+        at_least(self, 1, "reference_batch_tokens", "reference_tokens", high=1e18)
+        at_least(self, 1, "reference_width", high=LARGEST)
+        at_least(self, -4, "batch_exponent", "data_exponent", "width_exponent", high=4)
         for name in ("momentum", "adam_b1", "adam_b2", "final_lr_fraction"):
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name != "final_lr_fraction" and value == 1):

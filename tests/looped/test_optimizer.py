@@ -273,6 +273,39 @@ def test_no_rate_is_ever_negative(step, steps, final):
     assert decay(step, steps, final) >= 0
 
 
+EXPONENT = st.floats(-4, 4)
+
+
+@hypothesis.given(
+    st.builds(
+        OptimizerConfig,
+        **dict.fromkeys(
+            ("matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr"),
+            st.floats(0, allow_infinity=False, allow_nan=False),
+        ),
+        reference_batch_tokens=st.integers(1, 10**18),
+        reference_tokens=st.none() | st.integers(1, 10**18),
+        reference_width=st.integers(1, 2**31 - 1),
+        batch_exponent=EXPONENT,
+        data_exponent=EXPONENT,
+        width_exponent=EXPONENT,
+    ),
+    st.integers(1, 2**31 - 1),
+    st.integers(1, 2**31 - 1),
+)
+def test_no_configuration_gives_a_negative_rate_or_none(optimizer, steps, batch_size):
+    rates = learning_rates(RunSpec(model=MODEL, optimizer=optimizer, steps=steps, batch_size=batch_size))
+    assert set(rates) == set(GROUPS)
+    assert all(rate >= 0 for rate in rates.values()), "which NaN is not, either"
+
+
+@pytest.mark.parametrize("name", ["batch_exponent", "data_exponent", "width_exponent"])
+@pytest.mark.parametrize("value", [-1e9, 5, float("nan"), float("inf")])
+def test_exponents_that_carry_rates_beyond_all_numbers_are_refused(name, value):
+    with pytest.raises(UserError, match=f"{name} is"):
+        OptimizerConfig(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["matrix_lr", "embedding_lr", "unembedding_lr", "norm_lr", "per_pass_lr"])
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_rates_that_are_none_are_refused(name, value):
