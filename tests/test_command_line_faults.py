@@ -262,19 +262,24 @@ def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(case, looped, wo
     assert (workspace / case.output).exists()
 
 
+LIMITED = """
+import resource, sys
+from looped.__main__ import main
+sys.dont_write_bytecode = True
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", tried(lambda case: case.by_orbax))
 @pytest.mark.parametrize("size", [0, 3_000, 12_000])
 def test_a_full_disk_is_one_line_from_a_process_with_threads_too(case, size, built, workspace):
-    argv = [sys.executable, "-m", "looped", *(word.replace("{run}", built[1]) for word in case.argv)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [word.replace("{run}", built[1]) for word in case.argv]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     before = content(workspace)
     done = subprocess.run(
-        argv,
-        env=environment,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", LIMITED, str(size), *argv], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
     assert "no space is left" in last_line(done.stderr)
@@ -282,7 +287,9 @@ def test_a_full_disk_is_one_line_from_a_process_with_threads_too(case, size, bui
     after = content(workspace)
     assert all(after[name] == before[name] for name in before)
     assert left(case, after.keys() - before.keys()) == []
-    again = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    again = subprocess.run(
+        [sys.executable, "-m", "looped", *argv], env=environment, capture_output=True, text=True
+    )
     assert again.returncode == case.status, again.stderr
 
 
@@ -427,4 +434,32 @@ def test_a_folder_that_is_gone_is_said(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     assert "is gone" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys
+from looped.__main__ import main
+left = int(sys.argv[1])
+def see(event, arguments):
+    global left
+    if event == "import":
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(see)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 200, 1000])
+@pytest.mark.parametrize("line", [["minima", command_cases.LOSSES], ["data", "check", "data"]])
+def test_ctrl_c_while_packages_are_imported_is_one_line(line, count, workspace):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(count), *line],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert last_line(done.stderr).startswith("looped: interrupted")
     assert "Traceback" not in done.stderr
