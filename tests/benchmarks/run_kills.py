@@ -34,6 +34,8 @@ STEPS = 500
 STEPS_BETWEEN_SAVES = 20
 ANYWHERE = ("start", "compilation", "step", "step", "save", "save", "save")
 AT_THE_END = ("evaluation", "last save", "record")
+PART = dict.fromkeys(PHASES, 1.0) | {"save": 0.5, "evaluation": 0.5, "last save": 0.5, "record": 0.0}
+"""Of a phase, where a kill can fall; the last is over before it is looked at twice."""
 
 
 def disturbed(
@@ -42,19 +44,19 @@ def disturbed(
     """Trains the run to its end with one kill aimed at each phase of the plan; returns how many hit which."""
     hits: collections.Counter[str] = collections.Counter()
     for phase in [*chance.sample(ANYWHERE, len(ANYWHERE)), *AT_THE_END]:
-        # Of what follows a save, the beginning: a moment later the run is over.
-        part = 0.5 if phase in AT_THE_END else 1.0
         hit = killing.kill_in(
             phase,
             job,
             directory,
             save_every=save_every,
-            longest=part * longest[phase],
+            longest=PART[phase] * longest[phase],
             chance=chance,
             further=chance.random() < 0.75,
         )
         if hit is None:  # it came to its end before
             break
+        if hit != phase:  # the machine has become faster
+            longest[phase] /= 2
         hits[hit] += 1
     killing.finish(job, directory)
     return hits
