@@ -117,7 +117,7 @@ def test_what_is_no_sweep_or_out_of_reach_is_said(tmp_path, bucket, monkeypatch)
         raise PermissionError("Forbidden: storage.objects.get")
 
     monkeypatch.setattr(type(bucket), "read_text", refuse)
-    with pytest.raises(UserError, match=r"gs://bucket cannot be reached \(PermissionError: Forbidden"):
+    with pytest.raises(UserError, match=r"gs://bucket/sweep\.json: cannot be read \(Forbidden"):
         read_status(bucket)
 
 

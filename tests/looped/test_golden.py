@@ -133,7 +133,12 @@ WITHOUT_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", WITHOUT_FILES)
+QUICK = ("grouped queries, k = 1", "three lanes, passes no multiple of them")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in WITHOUT_FILES]
+)
 def test_models_without_a_golden_file(case):
     """Random weights, two steps: loss, logits, gradients and parameters as the oracle has them."""
     fields = BASE | WITHOUT_FILES[case]

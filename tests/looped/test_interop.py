@@ -184,6 +184,7 @@ def published_checkpoint(folder, name="hyperconnect", **meta):
     return path, arrays
 
 
+@pytest.mark.slow
 def test_a_published_checkpoint_becomes_a_run_and_back_bit_for_bit(tmp_path):
     path, arrays = published_checkpoint(tmp_path, val_loss=5.5, user_config={"run": "x"})
     assert main(["convert", str(path), str(tmp_path / "run")]) == 0
