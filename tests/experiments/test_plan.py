@@ -97,7 +97,7 @@ def test_machines_that_make_no_sense_are_refused(specs, tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         machine_of(None, check=tmp_path / "absent.json")
     (tmp_path / "text").write_text("no")
-    with pytest.raises(UserError, match="not JSON .*; give a file that"):
+    with pytest.raises(UserError, match=r"not JSON .*; give a file that"):
         machine_of(None, check=tmp_path / "text")
     (tmp_path / "text").write_text("[]")
     with pytest.raises(UserError, match="is no check"):
