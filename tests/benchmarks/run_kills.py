@@ -11,6 +11,10 @@ its programs from a cache; the undisturbed run and the last start of each other 
 
 Compared with the undisturbed run are the losses of all steps, each there once, the record, and every array of the last
 checkpoint (parameters, the optimizer's state with the norms of MuonH, the step).
+
+On two cores that other work used as well: seed 1, 50 kills (3 in a start, 6 in compilation, 7 in steps, 19 in saves,
+4 in the evaluation, 6 in the last save, 5 before the record), 9.7 minutes; seed 2, 60 kills (5, 7, 9, 21, 3, 9, 6),
+11.4 minutes; no bit different.
 """
 
 from __future__ import annotations

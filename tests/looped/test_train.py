@@ -77,18 +77,6 @@ def test_an_interrupted_run_goes_on_to_the_same_loss(spec, tmp_path, number):
     assert resumed.loss == undisturbed.loss
 
 
-def test_the_final_state_is_in_an_orbax_checkpoint(spec, tmp_path):
-    train(spec, tmp_path / "run")
-    checkpoints = Checkpoints(tmp_path / "run")
-    restored = checkpoints.restore(compiled(spec.model, spec.optimizer).init(1))
-    assert restored is not None
-    step, state, _ = restored
-    assert step == STEPS
-    assert int(state.step) == STEPS
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
-    checkpoints.close()
-
-
 class Killed(BaseException):
     """Stands in for SIGKILL, at a moment that can be chosen."""
 
@@ -136,18 +124,6 @@ def test_a_kill_between_the_last_checkpoint_and_the_record_loses_no_jump(spec, t
             train(spec, tmp_path / "run")
     again = train(spec, tmp_path / "run")
     assert (again.loss, again.loss_jumps) == (undisturbed.loss, undisturbed.loss_jumps)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_as_failed(spec, tmp_path):
-    bad = dataclasses.replace(
-        spec, optimizer=dataclasses.replace(spec.optimizer, embedding_lr=3e38, norm_lr=3e38)
-    )
-    record = train(bad, tmp_path / "run")
-    assert record.status == "failed"
-    assert record.loss is None
-    assert record.reason is not None
-    assert "training loss at step 2 is nan" in record.reason
-    assert train(bad, tmp_path / "run") == record, "it is not tried again by itself"
 
 
 def train_with(change, spec, run_dir, save_every_seconds):
@@ -214,6 +190,30 @@ def test_a_run_of_other_than_the_planned_steps_is_failed(spec, tmp_path):
     record = train_with(change, spec, tmp_path / "run", 60)
     assert record.status == "failed"
     assert record.reason == f"{STEPS - 1} steps were made and {STEPS} were to be"
+
+
+def test_the_final_state_is_in_an_orbax_checkpoint(spec, tmp_path):
+    train(spec, tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run")
+    restored = checkpoints.restore(compiled(spec.model, spec.optimizer).init(1))
+    assert restored is not None
+    step, state, _ = restored
+    assert step == STEPS
+    assert int(state.step) == STEPS
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    checkpoints.close()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_failed(spec, tmp_path):
+    bad = dataclasses.replace(
+        spec, optimizer=dataclasses.replace(spec.optimizer, embedding_lr=3e38, norm_lr=3e38)
+    )
+    record = train(bad, tmp_path / "run")
+    assert record.status == "failed"
+    assert record.loss is None
+    assert record.reason is not None
+    assert "training loss at step 2 is nan" in record.reason
+    assert train(bad, tmp_path / "run") == record, "it is not tried again by itself"
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan])
