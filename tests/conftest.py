@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from corpora import Counting
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -12,20 +13,6 @@ os.environ["XLA_FLAGS"] = (
 
 # A shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class Counting:
-    """Text that a byte model learns within a few steps: numbers counted upwards."""
-
-    name = "counting"
-
-    def description(self):
-        return {"source": self.name}
-
-    def documents(self, split):
-        first = 0 if split == "train" else 10_000
-        for i in range(first, first + (400 if split == "train" else 80)):
-            yield ", ".join(str(n) for n in range(i, i + 20))
 
 
 @pytest.fixture(scope="session")

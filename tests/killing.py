@@ -142,7 +142,7 @@ class Watched:
 
 def prepare(folder: pathlib.Path) -> str:
     """The folder of a small data set of numbers counted upwards."""
-    from conftest import Counting
+    from corpora import Counting
 
     from looped.data import corpus
     from looped.data.loader import prepare

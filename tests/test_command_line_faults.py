@@ -20,9 +20,9 @@ import textwrap
 import typing
 
 import command_cases
-import conftest
 import pytest
 from command_cases import CASES
+from corpora import Counting
 
 from looped import __main__ as command_line
 from looped.errors import UserError
@@ -66,7 +66,7 @@ def workspace(built, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LOOPED_DATA", str(folder / "cache"))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # a command that sets it leaves no trace
-    monkeypatch.setitem(corpus.SOURCES, "counting", conftest.Counting)
+    monkeypatch.setitem(corpus.SOURCES, "counting", Counting)
     monkeypatch.setattr(check, "Worker", command_cases.CompilesNothing)
     monkeypatch.setattr(check, "require_libtpu", lambda: None)
     train._open_data.cache_clear()

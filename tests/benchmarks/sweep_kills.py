@@ -81,7 +81,7 @@ def train(spec, run_dir, **options):
 def prepare(folder: pathlib.Path) -> str:
     """A small data set of numbers counted upwards."""
     sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
-    from conftest import Counting
+    from corpora import Counting
 
     from looped.data import corpus
     from looped.data.loader import prepare
