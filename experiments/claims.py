@@ -34,6 +34,7 @@ from experiments.shares import Share
 from looped.errors import UserError, first_line, unwritable
 from looped.files import forget_listings, is_remote, write_whole
 from looped.jsonable import from_json, parse_json, to_json
+from looped.machine import process_exists
 
 FOLDER = ".claims"
 BEAT_SECONDS = 20.0
@@ -209,15 +210,7 @@ def _try_lock(file: Any, kind: int = fcntl.LOCK_EX) -> bool:
 def _is_alive(owner: Holder) -> bool:
     if owner.pid is None:
         return False
-    if owner.host != socket.gethostname():
-        return True
-    try:
-        os.kill(owner.pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+    return owner.host != socket.gethostname() or process_exists(owner.pid)
 
 
 # --- An object store: a lease -------------------------------------------------------------------------------

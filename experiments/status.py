@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from typing import Any
 
 from etils import epath
@@ -14,6 +13,7 @@ from experiments.board import Board, Run, State, load
 from experiments.claims import Holder
 from looped.errors import UserError
 from looped.files import forget_listings
+from looped.text import seconds_since
 
 SIGN_SECONDS = 300.0
 """A run whose record is older than this is not under way: training refreshes it at every save, about every minute."""
@@ -50,11 +50,7 @@ def read_status(directory: epath.PathLike) -> Status:
 
 def sign_age(run: Run) -> float | None:
     """Seconds since the record of a run that has begun was last written; None where it does not say."""
-    try:
-        written = datetime.datetime.fromisoformat(run.updated_at or "")
-        return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
-    except (ValueError, TypeError):  # TypeError: a time without its zone
-        return None
+    return seconds_since(run.updated_at)
 
 
 def trouble(run: Run) -> str | None:

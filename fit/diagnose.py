@@ -114,9 +114,8 @@ def lack_of_fit(analysis: Analysis, arm: ArmFit) -> LackOfFit:
     if spare < 1:
         return LackOfFit(multipliers, free.rmse, None, None)
     ratio = 2 * (fit.value - free.value) / dispersion(fit.objective, free.residuals, len(free.x))
-    at = [
-        free.law.names.index(name) for name in names
-    ]  # the solver's vector holds log m(r), finite at m(r) = 0
+    # The solver's vector holds log m(r), finite at m(r) = 0.
+    at = [free.law.names.index(name) for name in names]
     logs, estimate = boot.x[boot.usable][:, at], free.x[at]
     rows_p, cells_p = chi2_tail(ratio, spare), math.nan
     if len(logs) > len(names):

@@ -40,9 +40,8 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r"Glyph .* missing from"
-        )  # of an arm's name; shown as a box
+        # Of an arm's name; shown as a box.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 

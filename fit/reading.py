@@ -121,13 +121,13 @@ def _parquet_rows(path: epath.Path, content: bytes) -> Iterator[tuple[int, dict[
                 rows += batch.to_pylist()
                 if len(rows) > MAX_ROWS:
                     break
+    except UserError:
+        raise
     except (
         pyarrow.ArrowException,
         OSError,
         ValueError,
     ) as error:  # OSError: its own checks; ValueError: text
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{path}: begins like Parquet but cannot be read as it ({one_line(error, 200)}); write it again."
         ) from None

@@ -141,9 +141,8 @@ class Checkpoints:
         """Waits for saves in flight."""
         self._manager.wait_until_finished()
         if self._training:
-            for step in sorted(self._manager.all_steps())[
-                :-_KEPT
-            ]:  # as a save does, which there may not have been
+            # As a save does, which there may not have been.
+            for step in sorted(self._manager.all_steps())[:-_KEPT]:
                 self._manager.delete(step)
         self._manager.close()
 

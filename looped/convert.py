@@ -25,7 +25,7 @@ from etils import epath
 from flax import nnx
 
 from looped.checkpoint import Checkpoints
-from looped.config import DataConfig, ModelConfig, RunSpec
+from looped.config import LARGEST, DataConfig, ModelConfig, RunSpec
 from looped.errors import UserError, first_line, unwritable
 from looped.files import check_folder, is_remote, write_whole
 from looped.interop import config_to_reference, from_reference, to_reference
@@ -157,7 +157,7 @@ def _check_number(name: str, value: Any, most: float) -> None:
 def _record(config: ModelConfig, meta: Mapping[str, Any], data: str) -> RunRecord:
     """The record of a published run: its steps, tokens and loss, where the meta JSON says them."""
     step, loss = meta.get("step", 0), meta.get("val_loss")
-    _check_number("step", step, 2**31 - 1)
+    _check_number("step", step, LARGEST)
     tokens = meta.get("tokens") or step * 2**18
     _check_number("tokens", tokens, 2**63 - 1)
     if loss is not None and not (isinstance(loss, (int, float)) and math.isnan(loss)):

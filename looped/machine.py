@@ -14,6 +14,17 @@ def available_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def process_exists(pid: int) -> bool:
+    """Whether a process of this number, which a file of others' making may have given, is there, of whatever user."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def keep_freed_memory() -> None:
     """Makes this process keep the large blocks that it frees and use them again, where JAX is to use the CPU.
 

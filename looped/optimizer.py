@@ -103,7 +103,7 @@ class _Way(NamedTuple):
 def _way(path: tuple[str, ...], shape: tuple[int, ...]) -> _Way:
     """Square ones are turned where that makes their rows divided, as those of others of their shape are."""
     mesh = MeshShape(**dict(jax.sharding.get_abstract_mesh().shape))
-    spec = (*parameter_spec(path, shape, mesh), None, None)[len(shape) - 2 :][:2]
+    spec = tuple(parameter_spec(path, shape, mesh))[-2:]
     rows, columns = ("fsdp" if axis == "fsdp" else None for axis in spec)
     m, n = shape[-2:]
     turn = m > n or (m == n and rows is None)

@@ -38,9 +38,7 @@ def read_arrays(path: epath.PathLike) -> dict[str, np.ndarray]:
         return _read_pt(path) if path.suffix == ".pt" else _read_safetensors(path.read_bytes())
     except (UserError, OSError):
         raise
-    except (
-        Exception
-    ) as error:  # a header of others' making goes wrong in many ways, as by a shape beyond all numbers
+    except Exception as error:  # a header of others' making goes wrong in many ways
         raise UserError(f"{path}: damaged, or no {path.suffix} file ({error}).") from error
 
 

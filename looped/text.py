@@ -1,9 +1,11 @@
-"""Numbers as people read them, and the line that tells how far something is."""
+"""Numbers, times and lines as people read and write them, and the line that tells how far something is."""
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
+import unicodedata
 
 
 def short(number: float) -> str:
@@ -19,6 +21,20 @@ def one_line(text: object, most: int | None = None) -> str:
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return line if most is None or len(line) <= most else line[: most - 1] + "…"
+
+
+def has_breaks(text: str) -> bool:
+    """Whether `text` has control characters, ends of lines or half a character: no name or folder to be sent on."""
+    return any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in text)
+
+
+def seconds_since(written: str | None) -> float | None:
+    """Seconds since an ISO 8601 time with its zone, at least 0; None where the text is no such time."""
+    try:
+        then = datetime.datetime.fromisoformat(written or "")
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    except (ValueError, TypeError):  # TypeError: a time without its zone
+        return None
 
 
 def clock(seconds: float | None) -> str:

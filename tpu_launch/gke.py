@@ -32,11 +32,11 @@ class GkeEngine:
         return [self._kubectl("create", "-f", "-", stdin=manifest)]
 
     def machines(self, outside: Outside) -> list[Machine]:
-        selector = f"--selector={SWEEP_LABEL}={sweep_key(self.launch.output)}"
+        key = sweep_key(self.launch.output)
+        selector = f"--selector={SWEEP_LABEL}={key}"
         at = f"--namespace={self.place.namespace}"
         answer = outside.run(self._kubectl("get", "jobsets.jobset.x-k8s.io", at, selector, "--output=json"))
         found = [self._machine(item) for item in parse_list(answer, "`kubectl get jobsets`")]
-        key = sweep_key(self.launch.output)
         return [machine for machine in found if (parse_machine_name(machine.name) or ("",))[0] == key]
 
     def delete(self, name: str) -> list[Call]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
 from looped.credentials import check_address
 from looped.errors import UserError, nearest
 from looped.slices import Slice, slice_of
+from looped.text import has_breaks
 from looped.tracking import TRACKERS
 from tpu_launch.names import cloud_names
 
@@ -199,7 +199,7 @@ _HOSTS = {"hosts", "tpu_vms"}
 
 
 def _check_text(field: str, text: str) -> None:
-    if not text or any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in text):
+    if not text or has_breaks(text):
         raise UserError(f"{field} is {text!r}; give text without control characters or ends of lines.")
     check_address(field, text)
     if field in _HOSTS and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", text):

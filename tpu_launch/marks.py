@@ -16,6 +16,7 @@ from etils import epath
 from looped.errors import UserError
 from looped.files import write_whole
 from looped.jsonable import from_json, parse_json, to_json
+from looped.text import seconds_since
 
 FOLDER = "shares"
 
@@ -40,11 +41,7 @@ class Mark:
     @property
     def silent_seconds(self) -> float:
         """Since it was written; 0 where it does not say when."""
-        try:
-            written = datetime.datetime.fromisoformat(self.updated_at)
-            return max(0.0, (datetime.datetime.now(datetime.UTC) - written).total_seconds())
-        except (ValueError, TypeError):  # TypeError: a time without its zone
-            return 0.0
+        return seconds_since(self.updated_at) or 0.0
 
     @property
     def over(self) -> bool:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import pathlib
-import unicodedata
 
 from looped.errors import UserError
 from looped.jsonable import from_json, parse_json, to_json
+from looped.text import has_breaks
 from tpu_launch import marks
 from tpu_launch.launch import FOLDER, SCHEMA_VERSION, Launch
 from tpu_launch.marks import Mark
@@ -36,7 +36,7 @@ def check_output(output: str, shared: bool) -> str:
         raise UserError(
             f"output is {output!r}, which ends with the machines; name a folder in a bucket: gs://BUCKET/…"
         )
-    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in output) or not output:
+    if not output or has_breaks(output):
         raise UserError(f"output is {output!r}; name a folder, without control characters or ends of lines.")
     if is_bucket(output):
         if set("*?[]#") & set(output):

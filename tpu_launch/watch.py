@@ -17,6 +17,7 @@ from typing import Literal
 
 from looped.errors import UserError
 from looped.jsonable import parse_json
+from looped.machine import process_exists
 from looped.text import clock, one_line
 from tpu_launch import store
 from tpu_launch.engine import Engine, Machine, engine_of
@@ -285,12 +286,5 @@ def _number(value: object) -> float:
 
 def _has_ended(other: dict) -> bool:
     """Whether the other watch was a process of this machine that is gone."""
-    if other.get("host") != socket.gethostname() or not isinstance(other.get("pid"), int):
-        return False
-    try:
-        os.kill(other["pid"], 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        pass
-    return False
+    here = other.get("host") == socket.gethostname() and isinstance(other.get("pid"), int)
+    return here and not process_exists(other["pid"])
